@@ -1,0 +1,34 @@
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-full bench clean
+
+# Each stamp is newer than what it was installed from, so that a second `make` installs nothing.
+$(VENV)/.experiments: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.experiments
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev]'
+	touch $@
+
+demo: $(VENV)/.experiments
+	$(BIN)/python -m hybridcache.experiments.demo
+
+test: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q -m "not full"
+
+test-full: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q
+
+bench: $(VENV)/.experiments
+	$(BIN)/python -m hybridcache.experiments.bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Hydra configuration, found by Hydra as `pkg://hybridcache.conf`."""
