@@ -1,0 +1,28 @@
+"""A first look: two built-in workloads under four eviction policies, their table and their figure."""
+
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+REPLAY = ("trace=chat,agent", "eviction=lru,marconi,age_density,hit_density", "budget_gb=2,4,8,16,32")
+"""What is replayed; each a setting of experiments/replay.py, swept over its values."""
+
+
+def main() -> None:
+    """Run the two commands that it prints: a sweep of replays, and the report of their results."""
+    folder = Path("outputs") / "demo" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    _command("hybridcache.experiments.replay", "-m", *REPLAY, f"hydra.sweep.dir={folder}")
+    _command("hybridcache.experiments.report", str(folder))
+    print(f"figure: {(folder / 'report' / 'token_hit_rate.png').resolve()}")
+
+
+def _command(module: str, *arguments: str) -> None:
+    print(f"\n$ python -m {module} {' '.join(arguments)}", flush=True)
+    status = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+    if status:
+        sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""How policies look in figures: told apart by marker and line style, not by colour alone."""
+
+from typing import NamedTuple
+
+
+class PolicyStyle(NamedTuple):
+    """Colour (of the Okabe-Ito palette), marker and line style of one policy."""
+
+    color: str
+    marker: str
+    line: str | tuple[float, tuple[float, ...]]
+
+
+_STYLES = (
+    PolicyStyle("#0072B2", "o", "-"),
+    PolicyStyle("#D55E00", "s", (0.0, (6.0, 2.0))),
+    PolicyStyle("#009E73", "^", (0.0, (4.0, 1.5, 1.0, 1.5))),
+    PolicyStyle("#000000", "D", (0.0, (1.0, 1.5))),
+    PolicyStyle("#CC79A7", "v", (0.0, (8.0, 2.0, 2.0, 2.0))),
+    PolicyStyle("#E69F00", "P", (0.0, (3.0, 3.0))),
+    PolicyStyle("#56B4E9", "X", (0.0, (6.0, 1.5, 1.0, 1.5, 1.0, 1.5))),
+)
+
+
+def policy_styles(policies: list[str]) -> dict[str, PolicyStyle]:
+    """A style for each policy name; they repeat after seven."""
+    return {policy: _STYLES[i % len(_STYLES)] for i, policy in enumerate(sorted(policies))}

@@ -1,0 +1,145 @@
+"""One run: a configuration in, summary.json and requests.parquet out."""
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from hydra.utils import to_absolute_path
+from omegaconf import DictConfig, OmegaConf
+
+from hybridcache.experiments.code_version import code_version
+from hybridcache.experiments.replay_cache import replay_cache
+from hybridcache.experiments.replay_settings import ReplaySettings
+from hybridcache.experiments.request_rows import RequestRows
+from hybridcache.experiments.run_folder import CONFIG, ROWS, SUMMARY, RunFolder
+from hybridcache.experiments.summary import build_summary
+from hybridcache.experiments.traces.open import open_trace
+from hybridcache.experiments.traces.request import Trace
+from hybridcache.experiments.tracker import Tracker
+from hybridcache.policies.build import build_admission, build_eviction
+from hybridcache.prefix_cache import PrefixCache
+from hybridcache.spec import ModelSpec
+
+log = logging.getLogger("replay")
+
+# Registered here, in the module that holds the job, so that the processes of a sweep know it too. Cached:
+# they take over the number that the sweep's folder was named with.
+OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
+
+
+def run(config: DictConfig) -> None:
+    """The job that Hydra calls: replay into the run folder that Hydra chose.
+
+    Raises:
+        ValueError, OSError: a setting or the trace is wrong; nothing has been replayed then.
+    """
+    values = resolved(config)
+    hydra = HydraConfig.get()
+    replay(values, Path(hydra.runtime.output_dir), bar=hydra.mode == RunMode.RUN)
+
+
+def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dict[str, Any]:
+    """Run a resolved configuration (plain containers) into ``folder``; returns the summary."""
+    settings = ReplaySettings.from_config(values)
+    spec, cache, trace = build_parts(settings)
+    with RunFolder(folder, overwrite=settings.overwrite) as results:
+        config = plain_json(values)
+        results.write_json(CONFIG, config)
+        tracker = Tracker(
+            trace.num_requests,
+            trace.name,
+            bar=bar,
+            wandb_settings=settings.wandb,
+            config=config,
+            folder=folder,
+        )
+        rows = RequestRows(folder / ROWS, on_fold=lambda _: tracker.update(rows.totals))
+        failed = True
+        try:
+            start = perf_counter()
+            replay_cache(trace, cache, spec, rows)
+            rows.close()
+            wall_seconds = perf_counter() - start
+            cache.check()
+            summary = build_summary(
+                settings=settings,
+                config=config,
+                trace=trace,
+                cache=cache,
+                totals=rows.totals,
+                wall_seconds=wall_seconds,
+                version=code_version(),
+            )
+            results.write_json(SUMMARY, summary)
+            if not summary["hit_tokens"]:
+                warnings.warn(
+                    f"no token was hit: {summary['requests_refused']} of {summary['requests']} requests were larger "
+                    f"than the budget, {summary['matched_tokens']} tokens lay on known paths",
+                    stacklevel=2,
+                )
+            tracker.finish(rows.totals, summary)
+            failed = False
+        finally:
+            rows.abandon()
+            tracker.close(failed=failed)
+    log.info(
+        "%s: token hit rate %.2f%%, FLOPs saved %.2f%%, %d requests in %.1f s; %s",
+        f"{trace.name}, {settings.eviction['name']}, {values['budget_gb']} GB",
+        100 * summary["token_hit_rate"],
+        100 * summary["flops_saved_ratio"],
+        summary["requests"],
+        wall_seconds,
+        folder,
+    )
+    return summary
+
+
+def build_parts(settings: ReplaySettings) -> tuple[ModelSpec, PrefixCache, Trace]:
+    """The model's geometry, an empty cache, and the opened trace.
+
+    Raises:
+        ValueError, OSError: as the parts' builders do, naming the setting or the file.
+    """
+    spec = ModelSpec.from_config(settings.model)
+    eviction = build_eviction(**settings.eviction)
+    admission = build_admission(**settings.admission)
+    cache = PrefixCache(
+        spec,
+        budget_bytes=settings.budget_bytes,
+        eviction=eviction,
+        admission=admission,
+        block_size=settings.block_size,
+        memory=settings.memory,
+        kv_fraction=settings.kv_fraction,
+        ttl_seconds=settings.ttl_seconds,
+    )
+    return spec, cache, open_trace(**settings.trace)
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """The configuration as plain containers; ``trace.path`` is taken from the folder the user was in."""
+    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(values, dict)
+    named: dict[str, Any] = {str(key): value for key, value in values.items()}
+    path = named["trace"].get("path")
+    if path is not None:
+        named["trace"]["path"] = to_absolute_path(str(path))
+    return named
+
+
+def plain_json(value: Any) -> Any:
+    """``value`` with infinite numbers as the text "inf", which JSON can hold and Hydra reads as a number."""
+    if isinstance(value, Mapping):
+        return {key: plain_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain_json(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return value

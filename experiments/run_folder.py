@@ -1,0 +1,56 @@
+"""The folder that one run writes its results to, and nobody else."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+SUMMARY = "summary.json"
+ROWS = "requests.parquet"
+CONFIG = "config.json"
+CLAIM = "running"
+
+
+class RunFolder:
+    """A claimed run folder; leaving the ``with`` block ends the claim.
+
+    Raises:
+        ValueError: on entering, when the folder holds results and ``overwrite`` is False, or when another run
+            has claimed it.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        self.path = path
+        self._overwrite = overwrite
+
+    def __enter__(self) -> Self:
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(self.path / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            raise ValueError(
+                f"{self.path} is in use by another run; choose another hydra.run.dir "
+                f"(or remove {self.path / CLAIM} if that run was killed)"
+            ) from None
+        if (self.path / SUMMARY).exists() and not self._overwrite:
+            (self.path / CLAIM).unlink()
+            raise ValueError(
+                f"{self.path} already holds the results of a run; choose another hydra.run.dir, "
+                "or set overwrite=true to replace them"
+            )
+        for name in (SUMMARY, ROWS, CONFIG):
+            (self.path / name).unlink(missing_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        (self.path / CLAIM).unlink(missing_ok=True)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON file that is either whole or absent."""
+        draft = self.path / f".{name}.draft"
+        draft.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        draft.replace(self.path / name)
