@@ -21,7 +21,7 @@ def as_token_ids(tokens: Sequence[int] | NDArray[np.generic]) -> TokenIds:
     except ValueError as error:  # ragged nesting
         raise ValueError("token ids must be a flat sequence of integers, got nested sequences") from error
     if ids.ndim != 1:
-        raise ValueError(f"token ids must be one-dimensional, got shape {ids.shape}; pass one request at a time")
+        raise ValueError(f"token ids must be one-dimensional, got shape {ids.shape}; pass one request")
     if ids.dtype == np.uint32:
         return ids
     if ids.size == 0:
