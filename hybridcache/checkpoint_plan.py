@@ -1,0 +1,41 @@
+"""The checkpoints that a lease is going to take."""
+
+from bisect import insort
+
+from hybridcache.lease import Lease
+from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
+from hybridcache.policies.columns import BRANCH, INTERVAL
+
+
+def make_plan(lease: Lease, prompt: PromptFacts, admission: AdmissionPolicy) -> None:
+    """Fill ``lease.planned`` with the policy's positions beyond the hit, ascending, each once."""
+    for position, kind in admission.plan(prompt):
+        assert lease.hit < position <= lease.num_prompt, (lease, position)
+        lease.kinds.setdefault(position, kind)
+    lease.planned = sorted(lease.kinds)
+    if not lease.planned:
+        _plan_generated(lease, admission, prompt.block_size, lease.num_prompt)
+
+
+def add_awaited(lease: Lease, position: int, recurrent: bool) -> None:
+    """Another request waits for ``position``: the state there has to be kept."""
+    lease.awaited.add(position)
+    if recurrent and position not in lease.kinds:
+        lease.kinds[position] = BRANCH
+        insort(lease.planned, position)
+
+
+def pop_planned(lease: Lease, admission: AdmissionPolicy, block_size: int) -> None:
+    """The first planned position has been dealt with: nobody need wait for it any longer."""
+    position = lease.planned.pop(0)
+    del lease.kinds[position]
+    lease.awaited.discard(position)
+    if not lease.planned:
+        _plan_generated(lease, admission, block_size, max(position, lease.num_prompt))
+
+
+def _plan_generated(lease: Lease, admission: AdmissionPolicy, block_size: int, after: int) -> None:
+    position = admission.next_generated(after, block_size)
+    if position is not None:
+        lease.kinds[position] = INTERVAL
+        lease.planned.append(position)

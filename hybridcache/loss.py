@@ -1,0 +1,64 @@
+"""Why the tokens of a prompt were not hit."""
+
+from typing import NamedTuple
+
+from hybridcache.ghost import Gone, Remembered
+
+LOSS_REASONS = (
+    "last_token", "checkpoint_evicted", "expired", "no_checkpoint", "kv_evicted", "diverged", "new", "too_large",
+)  # fmt: skip
+"""
+last_token: all else hit; the last token is always computed.
+checkpoint_evicted: KV is there, a checkpoint deeper than the hit was evicted.
+expired: a checkpoint or KV was there and its time ran out.
+no_checkpoint: KV is there and no remembered checkpoint.
+kv_evicted: the path was there and was evicted.
+diverged: the prompt leaves a known path of a block or more inside a message.
+new: never seen.
+too_large: the request could never fit and was refused.
+"""
+
+
+class Lookup(NamedTuple):
+    """A prompt and how far it was known; tokens."""
+
+    num_prompt: int
+    hit: int
+    matched: int
+    path_goes_on: bool
+    """Whether a known path continues from ``matched`` with other tokens."""
+    boundaries: tuple[int, ...]
+    """Ends of the prompt's messages, ascending; none known: the prompt is one message."""
+    block_size: int
+
+
+def lost_tokens(lookup: Lookup, ghost: Remembered) -> dict[str, int]:
+    """Tokens by reason, none of them 0; with the hit they add up to the prompt.
+
+    Each token has the first reason that applies (DESIGN section 2)::
+
+        0 .. hit .. deepest remembered checkpoint .. matched .. deepest remembered path .. num_prompt
+                checkpoint_evicted | expired    no_checkpoint    kv_evicted | expired    diverged | new
+    """
+    num_prompt, hit, matched = lookup.num_prompt, lookup.hit, lookup.matched
+    if hit == num_prompt - 1:
+        return {"last_token": 1}
+    lost: dict[str, int] = {}
+    at = hit
+    if ghost.checkpoint > at:
+        reason = "expired" if ghost.checkpoint_reason == Gone.EXPIRED else "checkpoint_evicted"
+        lost[reason] = ghost.checkpoint - at
+        at = ghost.checkpoint
+    if matched > at:
+        lost["no_checkpoint"] = matched - at
+        at = matched
+    goes_on = lookup.path_goes_on
+    if ghost.beyond > at:
+        reason = "expired" if ghost.beyond_reason == Gone.EXPIRED else "kv_evicted"
+        lost[reason] = lost.get(reason, 0) + ghost.beyond - at
+        at = ghost.beyond
+        goes_on = False
+    if at < num_prompt:
+        inside = at >= lookup.block_size and at not in lookup.boundaries
+        lost["diverged" if goes_on and inside else "new"] = num_prompt - at
+    return lost

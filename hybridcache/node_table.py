@@ -1,0 +1,125 @@
+"""The facts of all nodes as numpy columns, kept up to date by the cache."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridcache.node import FOREVER, Node
+from hybridcache.policies.columns import FINAL, Columns, Facts
+from hybridcache.pool import grown
+
+NOT_EVICTABLE, LEAF, INNER = range(3)
+"""States of a row: free or pinned; a leaf that can go; an inner node whose checkpoint can go."""
+
+
+class NodeTable:
+    """One row a node in the tree. Rows are reused, so ``size`` follows the largest tree so far."""
+
+    __slots__ = (
+        "nodes", "size", "num_nodes", "_free",
+        "accessed", "path_accessed", "hits", "children", "kind", "flops_saved", "bytes_freed", "depth",
+        "clock", "state", "anchor", "first_out", "used", "expires_at", "slot_expires_at",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        n = 1024
+        self.nodes: list[Node | None] = []
+        """The node of each row."""
+        self.size = 0
+        """Rows in use or used before."""
+        self.num_nodes = 0
+        self._free: list[int] = []
+        # Columns, shape [at least size]; the first nine are explained in Columns.
+        self.accessed = np.zeros(n)
+        self.path_accessed = np.zeros(n)
+        self.hits = np.zeros(n, dtype=np.int64)
+        self.children = np.zeros(n, dtype=np.int64)
+        self.kind = np.zeros(n, dtype=np.int8)
+        self.flops_saved = np.zeros(n)
+        self.bytes_freed = np.ones(n)
+        self.depth = np.zeros(n, dtype=np.int64)
+        self.clock = np.zeros(n)
+        self.state = np.zeros(n, dtype=np.int8)
+        """NOT_EVICTABLE, LEAF or INNER."""
+        self.anchor = np.zeros(n, dtype=np.int64)
+        """Tokens: the end of the nearest checkpointed ancestor, 0 without one."""
+        self.first_out = np.zeros(n, dtype=np.bool_)
+        """Goes before all others: KV that no checkpoint covers, in a model that needs one, and a prompt-end
+        checkpoint that nothing resumed at although a final one below it was resumed at."""
+        self.used = np.zeros(n, dtype=np.bool_)
+        """Whether a request resumed at the checkpoint that the node holds now."""
+        self.expires_at = np.full(n, FOREVER)
+        """Seconds."""
+        self.slot_expires_at = np.full(n, FOREVER)
+        """Seconds; FOREVER without a checkpoint."""
+
+    def add(self, node: Node, now: float, clock: float) -> int:
+        """A row for ``node``, accessed now; not evictable until the cache says so."""
+        if self._free:
+            row = self._free.pop()
+            self.nodes[row] = node
+        else:
+            row = self.size
+            if row == len(self.state):
+                self._grow()
+            self.size += 1
+            self.nodes.append(node)
+        self.num_nodes += 1
+        node.row = row
+        self.accessed[row] = now
+        self.path_accessed[row] = now
+        self.hits[row] = 0
+        self.children[row] = len(node.children)
+        self.kind[row] = FINAL
+        self.flops_saved[row] = 0.0
+        self.bytes_freed[row] = 1.0
+        self.depth[row] = node.stop
+        self.clock[row] = clock
+        self.state[row] = NOT_EVICTABLE
+        self.anchor[row] = 0
+        self.first_out[row] = False
+        self.used[row] = False
+        self.expires_at[row] = node.expires_at
+        self.slot_expires_at[row] = FOREVER
+        return row
+
+    def remove(self, node: Node) -> None:
+        """Free the row of ``node``, which has left the tree."""
+        row = node.row
+        self.nodes[row] = None
+        self.state[row] = NOT_EVICTABLE
+        self.expires_at[row] = self.slot_expires_at[row] = FOREVER
+        self._free.append(row)
+        self.num_nodes -= 1
+        node.row = -1
+        node.version += 1
+
+    def columns(self) -> Columns:
+        """Views of the rows [0, size); no copies."""
+        n = self.size
+        return Columns(
+            self.accessed[:n], self.path_accessed[:n], self.hits[:n], self.children[:n], self.kind[:n],
+            self.flops_saved[:n], self.bytes_freed[:n], self.depth[:n], self.clock[:n],
+        )  # fmt: skip
+
+    def facts(self, row: int) -> Facts:
+        """The facts of one row as plain numbers."""
+        return self.columns().row(row)
+
+    def evictable_rows(self, leaves_only: bool) -> NDArray[np.int64]:
+        """Rows that can be evicted now, ascending."""
+        state = self.state[: self.size]
+        return np.flatnonzero(state == LEAF if leaves_only else state)
+
+    def has_slot(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the nodes of ``rows`` hold a checkpoint."""
+        nodes = (self.nodes[row] for row in rows.tolist())
+        return np.array([node is not None and node.slot is not None for node in nodes], dtype=np.bool_)
+
+    def _grow(self) -> None:
+        old = len(self.state)
+        for name in ("accessed", "path_accessed", "hits", "children", "kind", "flops_saved", "bytes_freed",
+                     "depth", "clock", "state", "anchor", "first_out", "used", "expires_at",
+                     "slot_expires_at"):  # fmt: skip
+            setattr(self, name, grown(getattr(self, name), 2 * old))
+        self.bytes_freed[old:] = 1.0
+        self.expires_at[old:] = self.slot_expires_at[old:] = FOREVER

@@ -1,0 +1,22 @@
+"""Marconi's admission, and the end of the prompt."""
+
+from collections.abc import Sequence
+
+from hybridcache.policies.admission import AdmissionPolicy, Planned, PromptFacts, branch_point
+from hybridcache.policies.columns import PROMPT_END
+
+
+class BranchFinalPrompt(AdmissionPolicy):
+    """As ``branch_and_final``, and the end of the last user turn, so that a prompt sent again hits.
+
+    Where the turn's end is not known, or is the prompt's, one token before the prompt's end.
+    """
+
+    name = "branch_final_prompt"
+
+    def plan(self, prompt: PromptFacts) -> Sequence[Planned]:
+        position = prompt.num_prompt - 1
+        if prompt.turn_end is not None:
+            position = min(prompt.turn_end, position)
+        end = [Planned(position, PROMPT_END)] if position > prompt.hit else []
+        return [*branch_point(prompt), *end]

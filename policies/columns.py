@@ -1,0 +1,79 @@
+"""The facts an eviction policy sees: one column a fact, one row a node of the tree."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FINAL, BRANCH, PROMPT_END, INTERVAL = range(4)
+"""Kinds of position: a request's end, a branch point, the end of a prompt (or of its last user
+turn), a multiple of n tokens."""
+
+NUM_KINDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Shape [n] each. Rows that cannot be evicted now are scored too, and their scores ignored.
+
+    A leaf frees its own blocks and its checkpoint; an inner node its checkpoint alone.
+    """
+
+    accessed: NDArray[np.float64]
+    """Seconds: the last time a request resumed at this node, or its creation."""
+    path_accessed: NDArray[np.float64]
+    """Seconds: the same for the node or anything that was ever below it, once it is a leaf."""
+    hits: NDArray[np.int64]
+    """Requests that resumed at this node."""
+    children: NDArray[np.int64]
+    """Children of the node now."""
+    kind: NDArray[np.int8]
+    """FINAL, BRANCH, PROMPT_END or INTERVAL."""
+    flops_saved: NDArray[np.float64]
+    """FLOPs from the nearest checkpointed ancestor to the node; 0 for KV that no checkpoint covers."""
+    bytes_freed: NDArray[np.float64]
+    """Bytes that evicting the node frees, at least 1."""
+    depth: NDArray[np.int64]
+    """Tokens from the start of the prompt to the node's end."""
+    clock: NDArray[np.float64]
+    """The policy's own ``clock`` when the node was last accessed (GDSF)."""
+
+    @classmethod
+    def blank(cls, n: int) -> "Columns":
+        """``n`` nodes as they are when new at time 0: nothing accessed, nothing saved."""
+        return cls(
+            accessed=np.zeros(n),
+            path_accessed=np.zeros(n),
+            hits=np.zeros(n, dtype=np.int64),
+            children=np.zeros(n, dtype=np.int64),
+            kind=np.zeros(n, dtype=np.int8),
+            flops_saved=np.zeros(n),
+            bytes_freed=np.ones(n),
+            depth=np.zeros(n, dtype=np.int64),
+            clock=np.zeros(n),
+        )
+
+    def row(self, i: int) -> "Facts":
+        """The facts of one node as plain numbers."""
+        return Facts(
+            float(self.accessed[i]),
+            int(self.hits[i]),
+            int(self.children[i]),
+            int(self.kind[i]),
+            float(self.flops_saved[i]),
+            float(self.bytes_freed[i]),
+            float(self.clock[i]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One node's facts at the moment of an event; units as in Columns."""
+
+    accessed: float
+    hits: int
+    children: int
+    kind: int
+    flops_saved: float
+    bytes_freed: float
+    clock: float
