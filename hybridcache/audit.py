@@ -17,9 +17,8 @@ def audit(store: CachedTree, leases: dict[int, Lease]) -> None:
     """Walk every tree and lease; AssertionError when a count, a link or a fact differs. Modifies nothing."""
     roots = {*store.tree.roots.values(), *(lease.root for lease in leases.values())}
     pins = Counter(lease.node for lease in leases.values())
-    slot_pins = Counter(
-        lease.source for lease in leases.values() if lease.source is not None and lease.source.slot is not None
-    )
+    sources = [lease.source for lease in leases.values() if lease.source is not None]
+    slot_pins = Counter(source for source in sources if source.slot is not None)
     blocks: list[NDArray[np.int64]] = [lease.blocks for lease in leases.values()]
     slots = [lease.slot for lease in leases.values() if lease.slot is not None]
     slots += [lease.staged[1] for lease in leases.values() if lease.staged is not None]

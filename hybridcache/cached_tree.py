@@ -23,7 +23,7 @@ class CachedTree:
 
     __slots__ = (
         "spec", "recurrent", "budget", "blocks", "slots", "tree", "table", "evictor", "ghost", "stats",
-        "next_expiry",
+        "next_expiry", "_stale",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +45,8 @@ class CachedTree:
         self.stats = CacheStats()
         self.next_expiry = FOREVER
         """Nothing expires before this time, seconds."""
+        self._stale: set[Node] = set()
+        """Nodes whose facts in the table have yet to be worked out again."""
 
     # Shape of the tree
 
@@ -57,8 +59,8 @@ class CachedTree:
         table.accessed[upper_row] = table.accessed[row]
         table.path_accessed[upper_row] = table.path_accessed[row]
         table.clock[upper_row] = table.clock[row]
-        self.refresh(upper)
-        self.refresh(node)
+        self.changed(upper)
+        self.changed(node)
         return upper
 
     def insert(self, node: Node, edge: bytes, blocks: Ids, now: float, expires_at: float) -> tuple[Node, Ids]:
@@ -107,8 +109,8 @@ class CachedTree:
                 node.expires_at = expires_at
                 self.next_expiry = min(self.next_expiry, expires_at)
                 self.table.add(node, now, self.evictor.policy.clock)
-                self.refresh(node)
-                self.refresh(parent)
+                self.changed(node)
+                self.changed(parent)
         self.live_until(node, expires_at)
         return node, blocks
 
@@ -140,7 +142,7 @@ class CachedTree:
             if not worthless and self.root_of(node).attached:
                 break
             node = self.remove(node)
-        self.refresh(node)
+        self.changed(node)
 
     def root_of(self, node: Node) -> Root:
         """The top of the tree that ``node`` is in."""
@@ -161,13 +163,21 @@ class CachedTree:
 
     # Facts
 
-    def refresh(self, node: Node) -> None:
-        """Work out again whether ``node`` can be evicted, and what that would free and lose."""
-        row = node.row
-        if row < 0:
-            return
+    def changed(self, node: Node) -> None:
+        """Something that the facts of ``node`` depend on has changed; ``refresh`` works them out."""
         node.version += 1
-        table = self.table
+        self._stale.add(node)
+
+    def refresh(self) -> None:
+        """Bring the table up to date. Facts are read in bulk, and change many times in between."""
+        for node in self._stale:
+            if node.row >= 0:
+                self._work_out(node)
+        self._stale.clear()
+
+    def _work_out(self, node: Node) -> None:
+        """Whether ``node`` can be evicted, and what that would free and lose."""
+        table, row = self.table, node.row
         num_children = len(node.children)
         table.children[row] = num_children
         has_slot = node.slot is not None
@@ -201,7 +211,7 @@ class CachedTree:
                 stack.extend(node.children.values())
                 continue
             self.table.anchor[node.row] = position
-            self.refresh(node)
+            self.changed(node)
 
     # Checkpoints
 
@@ -230,7 +240,7 @@ class CachedTree:
         table.clock[row] = self.evictor.policy.clock
         table.first_out[row] = table.used[row] = False
         self.renew_slot(node, expires_at)
-        self.refresh(node)
+        self.changed(node)
         if node.children:
             self._set_anchor(node, node.stop)
         self.stats.checkpoints_admitted += 1
@@ -244,17 +254,18 @@ class CachedTree:
         self.renew_slot(node, FOREVER)
         if node.children:
             self._set_anchor(node, int(self.table.anchor[node.row]))
-        self.refresh(node)
+        self.changed(node)
 
     def hit(self, node: Node, now: float) -> None:
         """A request resumes at ``node``."""
         table, row = self.table, node.row
+        table.children[row] = len(node.children)
         self.evictor.hit(row, now)
         table.hits[row] += 1
         table.accessed[row] = table.path_accessed[row] = now
         table.clock[row] = self.evictor.policy.clock
         table.first_out[row] = False
-        node.version += 1
+        self.changed(node)
         if node.slot is None:
             return
         if not table.used[row]:
@@ -271,7 +282,7 @@ class CachedTree:
         if above is None or self.table.kind[above.row] != PROMPT_END or self.table.hits[above.row]:
             return
         self.table.first_out[above.row] = True
-        above.version += 1
+        self.changed(above)
 
     # Expiry
 

@@ -37,7 +37,7 @@ class Evictor:
         try:
             _valid_scores(policy, Columns.blank(3), now=0.0)
         except Exception as error:
-            raise ValueError(f"eviction policy {policy.name!r} cannot score three new nodes: {error}") from error
+            raise ValueError(f"eviction policy {policy.name!r} cannot score new nodes: {error}") from error
 
     def next(self, now: float, frees_state: bool, frees_kv: bool) -> Node | None:
         """The evictable node to go next, or None. Modifies neither tree nor table.
@@ -86,12 +86,15 @@ class Evictor:
             self._failed()
             scores = table.accessed[rows]
         scores = np.where(table.first_out[rows], -np.inf, scores)
-        count = max(1, math.ceil(SHARE_PER_SCORING * len(rows)))
-        if count < len(rows):
+        count = math.ceil(SHARE_PER_SCORING * len(rows))
+        if count == 1:
+            lowest = np.flatnonzero(scores == scores.min())
+        else:
             lowest = np.argpartition(scores, count - 1)[:count]
-            rows, scores = rows[lowest], scores[lowest]
-        order = np.lexsort((rows, -table.depth[rows], table.accessed[rows], scores))
-        for row in rows[order].tolist():
+        rows, scores = rows[lowest], scores[lowest]
+        if len(rows) > 1:
+            rows = rows[np.lexsort((rows, -table.depth[rows], table.accessed[rows], scores))]
+        for row in rows[:count].tolist():
             node = table.nodes[row]
             assert node is not None, row
             self._queue.append((node, node.version))

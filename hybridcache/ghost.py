@@ -6,11 +6,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridcache.pool import grown
 from hybridcache.prefix_hash import Digest
 
 LEAST_ENTRIES = 4096
 ENTRIES_PER_NODE = 8
+CELLS_PER_ENTRY = 32
+MOST_COUNTED = 255
 
 
 class Gone(IntEnum):
@@ -20,94 +21,100 @@ class Gone(IntEnum):
     EXPIRED = 1
 
 
-class Remembered(NamedTuple):
-    """The deepest remembered positions of a prompt, in tokens; -1 where there is none."""
+class GhostEntry(NamedTuple):
+    """A position that went; no tokens."""
 
-    checkpoint: int
+    depth: int
+    """Tokens from the start of the prompt."""
+    hits: int
+    """Requests that resumed there while it was in the tree."""
+    reason: Gone
+    checkpoint: bool
+    """Whether it had a checkpoint."""
+
+
+class Remembered(NamedTuple):
+    """The deepest remembered positions of a prompt."""
+
+    checkpoint: GhostEntry | None
     """In (hit, matched]: a checkpoint that went while its path stayed."""
-    checkpoint_reason: Gone
-    beyond: int
+    beyond: GhostEntry | None
     """In (matched, len(prompt)]: a path that went."""
-    beyond_reason: Gone
+
+
+NOTHING = Remembered(None, None)
 
 
 class Ghost:
-    """Entries of depth, 128-bit prefix hash, hits and reason; no tokens. The oldest is forgotten first.
+    """Entries by 128-bit prefix hash. The oldest is forgotten first.
 
     At most ``ENTRIES_PER_NODE`` entries for a live node and never fewer than ``LEAST_ENTRIES``
     are kept. A hash collision can only mislabel a miss.
+
+    A prompt asks for every position beyond its hit at once, nearly always in vain. A counting Bloom
+    filter with two cells an entry answers that in bulk (Fan et al., "Summary Cache", SIGCOMM 1998), at
+    a cost that follows the prompt and not the number of entries.
     """
 
-    __slots__ = ("_depth", "_digest", "_hits", "_reason", "_checkpoint", "_where", "_free")
+    __slots__ = ("_entries", "_cells", "_shift")
 
     def __init__(self) -> None:
-        self._depth = np.zeros(LEAST_ENTRIES, dtype=np.int64)
-        """Tokens; 0 marks a place without an entry."""
-        self._digest = np.zeros((2, LEAST_ENTRIES), dtype=np.uint64)
-        self._hits = np.zeros(LEAST_ENTRIES, dtype=np.int64)
-        self._reason = np.zeros(LEAST_ENTRIES, dtype=np.int8)
-        self._checkpoint = np.zeros(LEAST_ENTRIES, dtype=np.bool_)
-        self._where: dict[Digest, int] = {}
-        """Place of each entry, oldest entry first."""
-        self._free = list(range(LEAST_ENTRIES - 1, -1, -1))
+        self._entries: dict[Digest, GhostEntry] = {}
+        """In the order of their making: the first is the oldest."""
+        self._size_filter(LEAST_ENTRIES)
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._entries)
 
-    def remember(
-        self, digest: Digest, depth: int, hits: int, reason: Gone, checkpoint: bool, live_nodes: int
-    ) -> None:
+    def remember(self, digest: Digest, entry: GhostEntry, live_nodes: int) -> None:
         """Add a position, or renew it; forget the oldest beyond the bound for ``live_nodes``."""
         self.forget(digest)
         bound = max(LEAST_ENTRIES, ENTRIES_PER_NODE * live_nodes)
-        while len(self._where) >= bound:
-            self.forget(next(iter(self._where)))
-        if not self._free:
-            self._grow()
-        place = self._free.pop()
-        self._where[digest] = place
-        self._depth[place] = depth
-        self._digest[0, place], self._digest[1, place] = digest
-        self._hits[place] = hits
-        self._reason[place] = reason
-        self._checkpoint[place] = checkpoint
+        while len(self._entries) >= bound:
+            self.forget(next(iter(self._entries)))
+        self._entries[digest] = entry
+        if len(self._entries) * CELLS_PER_ENTRY > len(self._cells):
+            self._size_filter(2 * len(self._entries))
+        else:
+            self._count(digest, 1)
 
     def forget(self, digest: Digest) -> None:
         """Remove the entry of ``digest``, when there is one."""
-        place = self._where.pop(digest, None)
-        if place is not None:
-            self._depth[place] = 0
-            self._free.append(place)
+        if self._entries.pop(digest, None) is not None:
+            self._count(digest, -1)
 
-    def look_up(
-        self, running: NDArray[np.uint64], base: int, matched: int, num_prompt: int
-    ) -> Remembered:
+    def look_up(self, digests: NDArray[np.uint64], base: int, matched: int) -> Remembered:
         """The deepest remembered positions of a prompt beyond ``base``, its hit. Modifies nothing.
 
-        ``running`` [2, num_prompt - base + 1] holds the digests of the prompt's prefixes of
-        base, base + 1, ... num_prompt tokens.
+        ``digests`` [2, n + 1] holds the hashes of the prompt's prefixes of base, base + 1, ...
+        base + n tokens.
         """
-        depth = self._depth
-        places = np.flatnonzero((depth > base) & (depth <= num_prompt))
-        places = places[running[0, depth[places] - base] == self._digest[0, places]]
-        checkpoint, beyond = -1, -1
-        checkpoint_reason = beyond_reason = Gone.EVICTED
-        for place in places.tolist():
-            at = int(depth[place])
-            if running[1, at - base] != self._digest[1, place]:
+        cells = self._cells
+        found = np.flatnonzero(cells[digests[0] >> self._shift])
+        found = found[cells[digests[1, found] >> self._shift] > 0]
+        checkpoint = beyond = None
+        for i in found[::-1].tolist():
+            entry = self._entries.get((int(digests[0, i]), int(digests[1, i])))
+            if entry is None or entry.depth != base + i or i == 0:
                 continue
-            if at <= matched:
-                if self._checkpoint[place] and at > checkpoint:
-                    checkpoint, checkpoint_reason = at, Gone(int(self._reason[place]))
-            elif at > beyond:
-                beyond, beyond_reason = at, Gone(int(self._reason[place]))
-        return Remembered(checkpoint, checkpoint_reason, beyond, beyond_reason)
+            if entry.depth > matched:
+                beyond = beyond or entry
+            elif entry.checkpoint:
+                checkpoint = entry
+                break
+        return Remembered(checkpoint, beyond)
 
-    def _grow(self) -> None:
-        old = len(self._depth)
-        self._depth = grown(self._depth, 2 * old)
-        self._digest = np.concatenate((self._digest, np.zeros_like(self._digest)), axis=1)
-        self._hits = grown(self._hits, 2 * old)
-        self._reason = grown(self._reason, 2 * old)
-        self._checkpoint = grown(self._checkpoint, 2 * old)
-        self._free.extend(range(2 * old - 1, old - 1, -1))
+    def _count(self, digest: Digest, step: int) -> None:
+        for half in digest:
+            cell = half >> int(self._shift)
+            # A full cell is never lowered: it may only cost a look into the dictionary.
+            count = int(self._cells[cell])
+            if count < MOST_COUNTED:
+                self._cells[cell] = count + step
+
+    def _size_filter(self, num_entries: int) -> None:
+        bits = (num_entries * CELLS_PER_ENTRY - 1).bit_length()
+        self._cells = np.zeros(1 << bits, dtype=np.uint8)
+        self._shift = np.uint64(64 - bits)
+        for digest in self._entries:
+            self._count(digest, 1)

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hybridcache.node import NO_IDS, TOKEN_BYTES, Node, Root
+from hybridcache.node import FOREVER, NO_IDS, TOKEN_BYTES, Node, Root
 from hybridcache.pool import Ids
+from hybridcache.prefix_hash import Digest
 
 
 class StateCopy(NamedTuple):
@@ -48,7 +49,7 @@ class Lease:
     """
 
     __slots__ = (
-        "id", "root", "prompt", "generated", "num_prompt", "hit", "matched", "lost", "ttl_seconds",
+        "id", "root", "prompt", "generated", "num_prompt", "hit", "matched", "lost", "digest", "ttl_seconds",
         "slot", "node", "source", "blocks", "num_computed", "planned", "kinds", "staged", "awaited",
         "interval_nodes", "state_copy", "block_copy", "kv_start", "ended",
     )  # fmt: skip
@@ -67,7 +68,9 @@ class Lease:
         """Tokens of the prompt that lay on a known path."""
         self.lost: Mapping[str, int] = {}
         """Tokens by loss reason; with ``hit`` they add up to the prompt."""
-        self.ttl_seconds = float("inf")
+        self.digest: Digest | None = None
+        """Hash of the prompt, once it has been asked for."""
+        self.ttl_seconds = FOREVER
         self.slot: int | None = None
         """The running slot; None for a model without recurrent layers."""
         self.node = node

@@ -1,11 +1,13 @@
 """Why the tokens of a prompt were not hit."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from hybridcache.ghost import Gone, Remembered
 
 LOSS_REASONS = (
-    "last_token", "checkpoint_evicted", "expired", "no_checkpoint", "kv_evicted", "diverged", "new", "too_large",
+    "last_token", "checkpoint_evicted", "expired", "no_checkpoint", "kv_evicted", "diverged", "new",
+    "too_large",
 )  # fmt: skip
 """
 last_token: all else hit; the last token is always computed.
@@ -27,7 +29,7 @@ class Lookup(NamedTuple):
     matched: int
     path_goes_on: bool
     """Whether a known path continues from ``matched`` with other tokens."""
-    boundaries: tuple[int, ...]
+    boundaries: Collection[int]
     """Ends of the prompt's messages, ascending; none known: the prompt is one message."""
     block_size: int
 
@@ -45,18 +47,19 @@ def lost_tokens(lookup: Lookup, ghost: Remembered) -> dict[str, int]:
         return {"last_token": 1}
     lost: dict[str, int] = {}
     at = hit
-    if ghost.checkpoint > at:
-        reason = "expired" if ghost.checkpoint_reason == Gone.EXPIRED else "checkpoint_evicted"
-        lost[reason] = ghost.checkpoint - at
-        at = ghost.checkpoint
+    if ghost.checkpoint is not None:
+        lost["expired" if ghost.checkpoint.reason == Gone.EXPIRED else "checkpoint_evicted"] = (
+            ghost.checkpoint.depth - at
+        )
+        at = ghost.checkpoint.depth
     if matched > at:
         lost["no_checkpoint"] = matched - at
         at = matched
     goes_on = lookup.path_goes_on
-    if ghost.beyond > at:
-        reason = "expired" if ghost.beyond_reason == Gone.EXPIRED else "kv_evicted"
-        lost[reason] = lost.get(reason, 0) + ghost.beyond - at
-        at = ghost.beyond
+    if ghost.beyond is not None:
+        reason = "expired" if ghost.beyond.reason == Gone.EXPIRED else "kv_evicted"
+        lost[reason] = lost.get(reason, 0) + ghost.beyond.depth - at
+        at = ghost.beyond.depth
         goes_on = False
     if at < num_prompt:
         inside = at >= lookup.block_size and at not in lookup.boundaries

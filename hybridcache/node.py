@@ -7,6 +7,7 @@ import numpy as np
 
 from hybridcache.namespace import Namespace
 from hybridcache.pool import Ids
+from hybridcache.prefix_hash import Digest
 
 FOREVER = float("inf")
 """The expiry of what does not expire, seconds."""
@@ -67,7 +68,7 @@ class Node:
         """When the KV expires, seconds; never before a child's."""
         self.slot_expires_at = FOREVER
         """When the checkpoint expires, seconds."""
-        self.digest: tuple[int, int] | None = None
+        self.digest: Digest | None = None
         """128-bit hash of the tokens [0, stop) in this namespace, once it has been asked for."""
         self.row = -1
         """Row of the node's facts in the NodeTable; -1 once it has left the tree."""
@@ -90,7 +91,7 @@ class Root(Node):
 
     __slots__ = ("namespace", "leases", "attached")
 
-    def __init__(self, namespace: Namespace, digest: tuple[int, int]) -> None:
+    def __init__(self, namespace: Namespace, digest: Digest) -> None:
         super().__init__(None, 0, b"", NO_IDS)
         self.namespace = namespace
         self.digest = digest

@@ -103,7 +103,10 @@ class NodeTable:
 
     def facts(self, row: int) -> Facts:
         """The facts of one row as plain numbers."""
-        return self.columns().row(row)
+        return Facts(
+            float(self.accessed[row]), int(self.hits[row]), int(self.children[row]), int(self.kind[row]),
+            float(self.flops_saved[row]), float(self.bytes_freed[row]), float(self.clock[row]),
+        )  # fmt: skip
 
     def evictable_rows(self, leaves_only: bool) -> NDArray[np.int64]:
         """Rows that can be evicted now, ascending."""

@@ -108,8 +108,10 @@ class IdPool:
 
         Raises ValueError, and changes nothing, when one of them is not held.
         """
+        if not len(ids):
+            return 0
         refs = self._refs[ids] - 1
-        if len(ids) and refs.min() < 0:
+        if refs.min() < 0:
             raise ValueError(f"{self.name} ids {ids[refs < 0].tolist()} are released but not held")
         self._refs[ids] = refs
         freed = ids[refs == 0]

@@ -8,7 +8,7 @@ import numpy as np
 from hybridcache.audit import audit
 from hybridcache.cached_tree import CachedTree
 from hybridcache.checkpoint_plan import add_awaited, make_plan, pop_planned
-from hybridcache.ghost import Gone, Remembered
+from hybridcache.ghost import NOTHING
 from hybridcache.lease import BlockCopy, Lease, StateCopy, Wait
 from hybridcache.loss import Lookup, lost_tokens
 from hybridcache.namespace import Namespace
@@ -18,12 +18,11 @@ from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
 from hybridcache.policies.columns import FINAL, INTERVAL
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import MemoryBudget
+from hybridcache.prefix_hash import Digest
 from hybridcache.reclaimer import Reclaimer, held_by
 from hybridcache.spec import ModelSpec
 from hybridcache.stats import CacheStats, PoolUsage, Usage
 from hybridcache.tokens import TokenIds, as_token_ids
-
-NOTHING_REMEMBERED = Remembered(-1, Gone.EVICTED, -1, Gone.EVICTED)
 
 
 class RequestTooLarge(ValueError):
@@ -128,6 +127,7 @@ class PrefixCache:
 
     def check(self) -> None:
         """Recount everything from scratch; AssertionError when a count, link or fact is wrong."""
+        self.store.refresh()
         audit(self.store, self.leases)
 
     # The lease
@@ -180,7 +180,7 @@ class PrefixCache:
         if match.matched and not self._fits_shared(match, num_prompt + max_tokens - 1):
             match = Match(root, None, 0, root, 0)
         path_goes_on = match.partial is not None or bool(match.node.children)
-        lost = self._losses(match, raw, path_goes_on, boundaries)
+        lost, digest = self._losses(match, raw, path_goes_on, boundaries)
         lease = self._admit(root, raw, match, now)
         if lease is None:
             return None
@@ -190,7 +190,7 @@ class PrefixCache:
                 num_prompt, lease.hit, lease.matched, path_goes_on, turn_end, store.blocks.block_size
             )
             make_plan(lease, facts, self.admission)
-        lease.lost = lost
+        lease.lost, lease.digest = lost, digest
         if first:
             self._count(lease)
         self._touch(lease, now)
@@ -202,7 +202,7 @@ class PrefixCache:
         self._end_restore(lease)
 
     def reserve(self, lease: Lease, n: int, now: float) -> bool:
-        """Blocks for ``n`` more tokens beyond ``num_computed``; False, with no change, when there is no room."""
+        """Blocks for ``n`` tokens beyond ``num_computed``; False, with no change, when there is no room."""
         self._active(lease)
         blocks = self.store.blocks
         have = blocks.index(lease.node.stop) + len(lease.blocks)
@@ -227,7 +227,8 @@ class PrefixCache:
         ids = as_token_ids(tokens)
         start, stop = lease.num_computed, lease.num_computed + len(ids)
         blocks = self.store.blocks
-        if stop > lease.node.stop and blocks.blocks_for(stop) > blocks.index(lease.node.stop) + len(lease.blocks):
+        in_tree = lease.node.stop
+        if stop > in_tree and blocks.blocks_for(stop) > blocks.index(in_tree) + len(lease.blocks):
             raise ValueError(f"tokens [{start}, {stop}) have no blocks: call reserve before the step")
         raw = ids.tobytes()
         known = max(lease.num_prompt - start, 0) * TOKEN_BYTES
@@ -354,13 +355,13 @@ class PrefixCache:
         self.leases[lease.id] = lease
         root.leases += 1
         node.pins += 1
-        store.refresh(node)
+        store.changed(node)
         resume = match.resume if store.recurrent else node
         lease.source = None if resume is root else resume
         source_slot = resume.slot
         if source_slot is not None:
             resume.slot_pins += 1
-            store.refresh(resume)
+            store.changed(resume)
         tail = blocks.tail(match.matched)
         make_room = self._reclaimer.make_room
         if tail and not make_room("kv", blocks.bytes_per_id, now):
@@ -380,23 +381,26 @@ class PrefixCache:
         lease.matched = lease.kv_start = match.matched
         return lease
 
-
     def _losses(
         self, match: Match, prompt: bytes, path_goes_on: bool, boundaries: Sequence[int]
-    ) -> dict[str, int]:
-        """Tokens of ``prompt`` that are lost, by reason. Modifies nothing but cached digests."""
+    ) -> tuple[dict[str, int], Digest | None]:
+        """Tokens of ``prompt`` that are lost, by reason; the prompt's digest, if that took it.
+
+        Modifies nothing but the digests that nodes remember.
+        """
         store, num_prompt = self.store, len(prompt) // TOKEN_BYTES
-        remembered = NOTHING_REMEMBERED
+        remembered, digest = NOTHING, None
         if len(store.ghost) and match.hit < num_prompt - 1:
             base = match.resume.stop
             digests = store.tree.hash.running(
                 store.tree.digest(match.resume), prompt[base * TOKEN_BYTES :], base
             )
-            remembered = store.ghost.look_up(digests, base, match.matched, num_prompt)
+            remembered = store.ghost.look_up(digests, base, match.matched)
+            digest = int(digests[0, -1]), int(digests[1, -1])
         lookup = Lookup(
             num_prompt, match.hit, match.matched, path_goes_on, boundaries, store.blocks.block_size
         )
-        return lost_tokens(lookup, remembered)
+        return lost_tokens(lookup, remembered), digest
 
     def _count(self, lease: Lease) -> None:
         stats = self.store.stats
@@ -426,10 +430,12 @@ class PrefixCache:
         store = self.store
         edge = lease.edge(node.stop, upto)
         lease.node, lease.blocks = store.insert(node, edge, lease.blocks, now, now + lease.ttl_seconds)
+        if lease.node.stop == lease.num_prompt and lease.node.digest is None:
+            lease.node.digest = lease.digest
         if lease.node is node:
             return
         lease.node.pins += 1
-        store.refresh(lease.node)
+        store.changed(lease.node)
         node.pins -= 1
         store.tidy(node)
 
@@ -440,9 +446,7 @@ class PrefixCache:
         neighbours.
         """
         state = self.spec.checkpoint_bytes
-        nodes = [
-            node for node in lease.interval_nodes if node.row >= 0 and node.slot is not None and not node.slot_pins
-        ]
+        nodes = [node for node in lease.interval_nodes if node.slot is not None and not node.slot_pins]
         if len(nodes) >= 2 and (len(nodes) + 1) * state > self.budget.limits["state"] / 4:
             ends = [node.stop for node in nodes] + [lease.num_computed]
             gaps = [ends[i + 1] - (ends[i - 1] if i else 0) for i in range(len(nodes))]
@@ -463,7 +467,7 @@ class PrefixCache:
         if not lease.root.attached and not source.slot_pins:
             self.store.drop_slot(source)
             self.store.tidy(source)
-        self.store.refresh(source)
+        self.store.changed(source)
 
     def _end(self, lease: Lease) -> None:
         """End every pin and free what the lease still holds: the one place that does."""

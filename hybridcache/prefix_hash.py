@@ -8,12 +8,13 @@ _MASK = (1 << 64) - 1
 
 
 class PrefixHash:
-    """Multilinear hashing: sum of weight[i] * (token[i] + 1) mod 2^64 over the positions i, twice.
+    """Multilinear hashing: sum of weight[i] * token[i] mod 2^64 over the positions i, twice.
 
-    With random weights two different token strings collide in one sum with a chance of at most
+    With random weights two different token strings of one length collide in one sum with a chance of at most
     2^-32 (Lemire and Kaser, "Strongly universal string hashing is fast", 2014, section 3), so in
     both with 2^-64. The weights are drawn from a fixed seed and are the same in every process.
-    Used where a collision can only mislabel a miss; the tree compares tokens.
+    Compared only between prefixes of one length, and where a collision can only mislabel a miss;
+    the tree compares tokens.
     """
 
     __slots__ = ("_weights",)
@@ -35,11 +36,10 @@ class PrefixHash:
         out = np.empty((2, len(values) + 1), dtype=np.uint64)
         out[:, 0] = digest
         np.multiply(weights, values, out=out[:, 1:])
-        return np.cumsum(out, axis=1, dtype=np.uint64)
+        return np.cumsum(out, axis=1, out=out)
 
     def _terms(self, tokens: bytes, start: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         values = np.frombuffer(tokens, dtype=np.uint32).astype(np.uint64)
-        values += np.uint64(1)  # else a token 0 would leave no trace
         stop = start + len(values)
         while stop > self._weights.shape[1]:
             have = self._weights.shape[1]

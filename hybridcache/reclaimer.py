@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridcache.cached_tree import CachedTree
-from hybridcache.ghost import Gone
+from hybridcache.ghost import GhostEntry, Gone
 from hybridcache.lease import Lease
 from hybridcache.node import FOREVER, Node, Root
 from hybridcache.pool import PoolName
@@ -63,6 +63,7 @@ class Reclaimer:
             return False
         split = budget.memory == "split"
         while budget.room(pool) < num_bytes:
+            store.refresh()
             victim = store.evictor.next(now, split and pool == "state", split and pool == "kv")
             if victim is None:
                 return False
@@ -124,14 +125,8 @@ class Reclaimer:
 
     def _remember(self, node: Node, reason: Gone) -> None:
         store = self.store
-        store.ghost.remember(
-            store.tree.digest(node),
-            node.stop,
-            int(store.table.hits[node.row]),
-            reason,
-            node.slot is not None,
-            store.table.num_nodes,
-        )
+        entry = GhostEntry(node.stop, int(store.table.hits[node.row]), reason, node.slot is not None)
+        store.ghost.remember(store.tree.digest(node), entry, store.table.num_nodes)
 
     def _rows_before(self, expiry: NDArray[np.float64], now: float) -> list[Node]:
         """Nodes whose ``expiry`` (a column of the table) has come, the deepest first."""

@@ -152,9 +152,10 @@ class RadixTree:
         straddles = bool(self.block_size) and leaf.stop % self.block_size != 0
         dropped = leaf.blocks[-1:] if straddles else NO_IDS
         leaf.blocks = np.concatenate((leaf.blocks[:-1] if straddles else leaf.blocks, blocks))
+        if leaf.digest is not None:
+            leaf.digest = self.hash.extend(leaf.digest, edge, leaf.stop)
         leaf.edge += edge
         leaf.stop += len(edge) // TOKEN_BYTES
-        leaf.digest = None
         return dropped
 
     def remove(self, leaf: Node) -> Ids:

@@ -53,18 +53,6 @@ class Columns:
             clock=np.zeros(n),
         )
 
-    def row(self, i: int) -> "Facts":
-        """The facts of one node as plain numbers."""
-        return Facts(
-            float(self.accessed[i]),
-            int(self.hits[i]),
-            int(self.children[i]),
-            int(self.kind[i]),
-            float(self.flops_saved[i]),
-            float(self.bytes_freed[i]),
-            float(self.clock[i]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:

@@ -1,5 +1,8 @@
 """Learnt reuse likelihood x FLOPs saved per byte."""
 
+from bisect import bisect_left
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,8 +12,11 @@ from hybridcache.policies.eviction import EvictionPolicy
 NUM_BINS = 40
 BIN_EDGES: NDArray[np.float64] = 0.25 * 2.0 ** (np.arange(NUM_BINS) / 2.0)
 """Seconds: ages up to BIN_EDGES[k] fall in bin k, all greater ones in the last."""
+_INNER_EDGES: list[float] = BIN_EDGES[:-1].tolist()
 MAX_HITS, MAX_CHILDREN = 3, 2
 NUM_CLASSES = 2 * (MAX_HITS + 1) * (MAX_CHILDREN + 1)
+T = TypeVar("T", int, NDArray[np.int64])
+
 EVENTS_PER_UPDATE = 200
 DECAY = 0.95
 LEAST_EVENTS = 20.0
@@ -42,7 +48,12 @@ class HitDensity(EvictionPolicy):
     def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
         """Expected FLOPs saved per byte and second."""
         bins = np.searchsorted(BIN_EDGES[:-1], now - columns.accessed)
-        density = self.density[_classes(columns.kind, columns.hits, columns.children), bins]
+        classes = class_index(
+            (columns.kind != FINAL).astype(np.int64),
+            np.minimum(columns.hits, MAX_HITS),
+            np.minimum(columns.children, MAX_CHILDREN),
+        )
+        density: NDArray[np.float64] = self.density[classes, bins]
         return density * columns.flops_saved / columns.bytes_freed
 
     def on_hit(self, facts: Facts, now: float) -> None:
@@ -52,8 +63,8 @@ class HitDensity(EvictionPolicy):
         self._count(self._evictions, facts, now)
 
     def _count(self, counts: NDArray[np.float64], facts: Facts, now: float) -> None:
-        where = int(_classes(np.int64(facts.kind), np.int64(facts.hits), np.int64(facts.children)))
-        counts[where, np.searchsorted(BIN_EDGES[:-1], now - facts.accessed)] += 1.0
+        where = class_index(facts.kind != FINAL, min(facts.hits, MAX_HITS), min(facts.children, MAX_CHILDREN))
+        counts[where, bisect_left(_INNER_EDGES, now - facts.accessed)] += 1.0
         self._events += 1
         if self._events % EVENTS_PER_UPDATE == 0:
             self._update()
@@ -65,18 +76,14 @@ class HitDensity(EvictionPolicy):
         # An event in bin b >= a lies BIN_EDGES[b] - BIN_EDGES[a] seconds ahead of age a.
         residence = _suffix_sums(events * BIN_EDGES) - BIN_EDGES * events_to_come + events_to_come * 0.25
         known = events.sum(axis=1, keepdims=True) >= LEAST_EVENTS
-        self.density = np.where(
-            known, hits_to_come / np.maximum(residence, 1e-9), 1.0 / (1.0 + BIN_EDGES)
-        )
+        self.density = np.where(known, hits_to_come / np.maximum(residence, 1e-9), 1.0 / (1.0 + BIN_EDGES))
         self._hits *= DECAY
         self._evictions *= DECAY
 
 
-def _classes(kind, hits, children):  # type: ignore[no-untyped-def]
-    not_final = kind != FINAL
-    return (not_final * (MAX_HITS + 1) + np.minimum(hits, MAX_HITS)) * (MAX_CHILDREN + 1) + np.minimum(
-        children, MAX_CHILDREN
-    )
+def class_index(not_final: T, hits: T, children: T) -> T:
+    """The class of nodes of one kind with ``hits`` (0 to 3) and ``children`` (0 to 2)."""
+    return (not_final * (MAX_HITS + 1) + hits) * (MAX_CHILDREN + 1) + children
 
 
 def _suffix_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -20,4 +20,3 @@ class Lru(EvictionPolicy):
     def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
         """The time of the last use of the node or of anything below it, seconds."""
         return columns.path_accessed
-
