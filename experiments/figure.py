@@ -3,7 +3,6 @@
 import math
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -25,7 +24,7 @@ _BOUND_LINES = {"hybrid": (0.0, (7.0, 3.0)), "kv": (0.0, (1.0, 2.0))}
 _LABEL_POINTS = 13.0  # least distance between two labels at the line ends
 
 
-def save_figure(panels: Sequence[Panel], metric: str, path: Path) -> None:
+def draw_figure(panels: Sequence[Panel], metric: str) -> Figure:
     """Draw ``metric`` (a key of AXIS_LABELS) against the budget, or as bars where there is one budget only.
 
     An infinite budget has no place on the axis: the bounds stand for it.
@@ -53,7 +52,7 @@ def save_figure(panels: Sequence[Panel], metric: str, path: Path) -> None:
         _label_ends(axes, ends)
     if any(panel.lower_bound for panel in panels):
         figure.supxlabel("A trace here holds no output tokens: reuse on it is a lower bound.", fontsize=8)
-    figure.savefig(path)
+    return figure
 
 
 def _draw_lines(

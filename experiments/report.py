@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybridcache.experiments.bounds import Bounds, find_bounds
-from hybridcache.experiments.figure import AXIS_LABELS, save_figure
+from hybridcache.experiments.figure import AXIS_LABELS, draw_figure
 from hybridcache.experiments.panel import Cell, Panel, describe, group_runs
 from hybridcache.experiments.run_record import collect_runs
 from hybridcache.experiments.table import as_csv, as_markdown, as_text
@@ -61,7 +61,7 @@ def write_report(folders: Sequence[Path], out: Path, *, bounds: bool = True) -> 
     written[0].write_text(as_csv(panels), encoding="utf-8")
     written[1].write_text(as_markdown(panels), encoding="utf-8")
     for metric in AXIS_LABELS:
-        save_figure(panels, metric, out / f"{metric}.png")
+        draw_figure(panels, metric).savefig(out / f"{metric}.png")
     for path in written:
         print(f"wrote {path}")
     return written

@@ -79,9 +79,10 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
             )
             results.write_json(SUMMARY, summary)
             if not summary["hit_tokens"]:
+                refused, all_requests = summary["requests_refused"], summary["requests"]
                 warnings.warn(
-                    f"no token was hit: {summary['requests_refused']} of {summary['requests']} requests were larger "
-                    f"than the budget, {summary['matched_tokens']} tokens lay on known paths",
+                    f"no token was hit: {refused} of {all_requests} requests too large for the budget, "
+                    f"{summary['matched_tokens']} tokens on known paths",
                     stacklevel=2,
                 )
             tracker.finish(rows.totals, summary)

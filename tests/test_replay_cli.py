@@ -1,0 +1,171 @@
+"""The command line of a replay: folders, sweeps, and what it says when something is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridcache.experiments import replay as command
+from hybridcache.experiments.replay_settings import ReplaySettings
+from hybridcache.experiments.run_folder import CLAIM, RunFolder
+
+Values = dict[str, Any]
+SMALL = ("trace.limit=40", "budget_gb=1", "hydra/job_logging=disabled")
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of the command, run in this process."""
+    for name in (*command.THREAD_LIMITS, "HYDRA_FULL_ERROR"):
+        monkeypatch.setenv(name, "")  # the command sets them; the test puts them back
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", ["replay", *SMALL, *arguments])
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    try:
+        command.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def run_process(folder: Path, *arguments: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    here = Path(__file__).resolve().parents[1]
+    return subprocess.Popen(
+        [sys.executable, "-m", "hybridcache.experiments.replay", *flags, *SMALL[:-1], *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(here)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["mode=engine"], "mode=engine is not built yet"),
+        (["mode=turbo"], "mode=turbo is unknown; choose one of cache, engine, worker"),
+        (["memory=shared"], "memory=shared is unknown; choose one of unified, split"),
+        (["budget_gb=0"], "budget_gb=0.0: give a positive number"),
+        (["budget_gb=much"], "budget_gb=much is not a number"),
+        (["block_size=0"], "block_size=0: give a whole number, 1 or more"),
+        (["kv_fraction=1.5"], "kv_fraction=1.5"),
+        (["ttl_seconds=-1"], "ttl_seconds=-1.0"),
+        (["wandb.mode=maybe"], "wandb.mode=maybe is unknown; choose one of disabled, offline, online"),
+        (["eviction=fifo"], "Could not find 'eviction/fifo' Available options in 'eviction': age_density"),
+        (["eviction=lru", "eviction.alpha=1"], "eviction.alpha"),
+        (["eviction=marconi", "eviction.alpha=-1"], "alpha"),
+        (["admission=every_n", "admission.n=0"], "admission.n"),
+        (["trace=npz"], "trace.path"),
+        (["trace=npz", "trace.path=no/such/file.npz"], "no/such/file.npz"),
+        (["trace=npz", "trace.path=."], "directory"),
+        (["trace.turns=0"], "turns"),
+        (["no_such_key=1"], "no_such_key"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_runs(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_here(monkeypatch, *arguments) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert says in errors[0]
+    assert not list(tmp_path.rglob("summary.json"))
+    assert not list(tmp_path.rglob("requests.parquet"))
+
+
+def test_ignored_settings_are_named(values: Callable[..., Values]) -> None:
+    with pytest.warns(UserWarning, match=r"kv_fraction=0.25 is ignored: it needs memory=split"):
+        ReplaySettings.from_config(values("kv_fraction=0.25"))
+
+
+def test_relative_trace_path_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(
+        tmp_path / "mine.npz",
+        format=np.array("hybridcache-trace-1"),
+        tokens=np.arange(60, dtype=np.uint32),
+        segment_offsets=np.array([0, 50, 60]),
+        arrival=np.array([0.0]),
+        session=np.array([0]),
+        turn=np.array([0]),
+        input_offsets=np.array([0, 1]),
+        input_segments=np.array([0]),
+        output_segment=np.array([1]),
+    )
+    monkeypatch.chdir(tmp_path)
+    assert run_here(monkeypatch, "trace=npz", "trace.path=mine.npz", "hydra.run.dir=elsewhere") == 0
+    summary = json.loads((tmp_path / "elsewhere" / "summary.json").read_text())
+    assert summary["input_tokens"] == 50
+    assert summary["config"]["trace"]["path"] == str(tmp_path / "mine.npz")
+
+
+def test_a_folder_with_results_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_here(monkeypatch, "hydra.run.dir=fixed") == 0
+    before = (tmp_path / "fixed" / "summary.json").read_text()
+    assert run_here(monkeypatch, "hydra.run.dir=fixed", "budget_gb=2") == 2
+    assert "already holds the results of a run" in capsys.readouterr().err
+    assert (tmp_path / "fixed" / "summary.json").read_text() == before
+    assert run_here(monkeypatch, "hydra.run.dir=fixed", "budget_gb=2", "overwrite=true") == 0
+    assert json.loads((tmp_path / "fixed" / "summary.json").read_text())["budget_bytes"] == 2 * 10**9
+    assert not (tmp_path / "fixed" / CLAIM).exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with RunFolder(tmp_path), pytest.raises(ValueError, match="in use by another run"), RunFolder(tmp_path):
+        pass
+    with RunFolder(tmp_path):
+        pass
+
+
+def test_a_failed_replay_leaves_no_results(
+    tmp_path: Path, values: Callable[..., Values], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hybridcache.experiments import run
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("disk full")
+
+    monkeypatch.setattr(run, "replay_cache", fail)
+    with pytest.raises(RuntimeError, match="disk full"):
+        run.replay(values(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_sweep_gives_each_run_its_own_folder(tmp_path: Path) -> None:
+    sweep = run_process(
+        tmp_path, "eviction=lru,marconi", "budget_gb=0.6,1", "hydra.launcher.n_jobs=2", flags=("-m",)
+    )
+    said, _ = sweep.communicate(timeout=120)
+    assert sweep.returncode == 0, said
+    summaries = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
+    found = {(s["config"]["eviction"]["name"], s["config"]["budget_gb"]) for s in summaries}
+    assert found == {("lru", 0.6), ("lru", 1), ("marconi", 0.6), ("marconi", 1)}
+    assert all(s["code_version"]["package"] and s["seed"] == 0 for s in summaries)
+    assert all(s["budget_bytes"] == round(1e9 * s["config"]["budget_gb"]) for s in summaries)
+
+
+@pytest.mark.full
+def test_runs_at_the_same_time_never_share_a_folder(tmp_path: Path) -> None:
+    runs = [run_process(tmp_path) for _ in range(8)]
+    said = [run.communicate(timeout=300)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0] * 8, said
+    assert len(list(tmp_path.rglob("summary.json"))) == 8
+    fixed = [run_process(tmp_path, "hydra.run.dir=fixed") for _ in range(8)]
+    said = [run.communicate(timeout=300)[0] for run in fixed]
+    assert sorted(run.returncode for run in fixed) == [0] + [2] * 7, said
+    assert all("error: " in text for run, text in zip(fixed, said, strict=True) if run.returncode)
+    assert len(list((tmp_path / "fixed").glob("summary.json"))) == 1
