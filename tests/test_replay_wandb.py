@@ -20,7 +20,7 @@ Values = dict[str, Any]
 
 def records(path: Path) -> Iterator[Any]:
     """The records of a .wandb file: 7 bytes, then 32 KiB blocks of (crc32, length, type) and data."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto import wandb_internal_pb2
 
     data, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
@@ -32,7 +32,7 @@ def records(path: Path) -> Iterator[Any]:
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
-            record = Record()
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(whole)
             yield record
             whole = b""
