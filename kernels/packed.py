@@ -1,0 +1,250 @@
+"""Several sequences' new tokens laid end to end, and where their states and KV live."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+
+class PackedSequence(NamedTuple):
+    """One sequence of a batch, in plain numbers."""
+
+    start: int
+    """Row of its first new token."""
+    stop: int
+    """Row behind its last new token."""
+    slot: int
+    """Its running slot, read (with `has_state`) and written in place; -1: no recurrent layers."""
+    has_state: bool
+    num_computed: int
+    """Tokens before this pass."""
+    emits: tuple[tuple[int, int], ...]
+    """(tokens of this pass, slot), ascending: the state after that many tokens goes to that slot too."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedBatch:
+    """S sequences, T new tokens in all, no padding between them. All tensors are contiguous, on the CPU.
+
+    Sequence s owns the rows [cu_seqlens[s], cu_seqlens[s + 1]); a sequence without new tokens is allowed, it
+    leaves its state as it is (zero without `has_state`). Slots of a batch are distinct, running and emitted
+    ones together. Made by `build`, which checks all of this once, so that kernels compare a few numbers only.
+    """
+
+    cu_seqlens: Tensor
+    """int64 [S + 1]: rows."""
+    slots: Tensor
+    """int64 [S]: running slots."""
+    has_state: Tensor
+    """bool [S]: False starts from zero whatever the slot holds."""
+    emit_offsets: Tensor
+    """int64 [S + 1]: the emits of sequence s are [emit_offsets[s], emit_offsets[s + 1])."""
+    emit_counts: Tensor
+    """int64 [E]: tokens of this pass, 1 to the sequence's length, ascending per sequence."""
+    emit_slots: Tensor
+    """int64 [E]."""
+    num_computed: Tensor
+    """int64 [S]: tokens before this pass."""
+    positions: Tensor
+    """int64 [T]: absolute positions of the new tokens."""
+    block_tables: Tensor
+    """int64 [S, max_blocks], padded with -1."""
+    block_size: int
+    """Tokens of a KV block."""
+    slot_mapping: Tensor
+    """int64 [T]: block_id * block_size + offset; -1: the token's KV is in its block already."""
+    sequences: tuple[PackedSequence, ...]
+    min_slot: int = field(init=False)
+    """Smallest slot of the batch; 0 for an empty one."""
+    max_slot: int = field(init=False)
+    """Largest slot of the batch; -1 for an empty one."""
+    max_block: int = field(init=False)
+    """Largest block id of the batch; -1 without blocks."""
+
+    def __post_init__(self) -> None:
+        used = [slot for s in self.sequences for slot in (s.slot, *(emit[1] for emit in s.emits))]
+        object.__setattr__(self, "min_slot", min(used, default=0))
+        object.__setattr__(self, "max_slot", max(used, default=-1))
+        blocks = int(self.block_tables.max()) if self.block_tables.numel() else -1
+        object.__setattr__(self, "max_block", blocks)
+
+    @property
+    def num_sequences(self) -> int:
+        """S."""
+        return len(self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.sequences[-1].stop if self.sequences else 0
+
+    @property
+    def last_rows(self) -> Tensor:
+        """int64 [S]: row of each sequence's last new token (of the one before for an empty sequence)."""
+        return self.cu_seqlens[1:] - 1
+
+    def check_slots(self, states: Tensor, name: str) -> None:
+        """Raises ValueError unless every sequence has a slot and all slots are rows of `states`."""
+        if self.min_slot < 0:
+            raise ValueError(f"{name}: slot {self.min_slot}; a recurrent layer needs a running slot")
+        if self.max_slot >= len(states):
+            raise ValueError(f"{name}: slot {self.max_slot} of a pool of {len(states)} slots")
+
+    def check_blocks(self, cache: Tensor, name: str) -> None:
+        """Raises ValueError unless all sequences have blocks and all of them are rows of `cache`."""
+        if cache.shape[1] != self.block_size:
+            raise ValueError(f"{name}: blocks of {cache.shape[1]} tokens; the batch has {self.block_size}")
+        if self.max_block >= len(cache):
+            raise ValueError(f"{name}: block {self.max_block} of a pool of {len(cache)} blocks")
+        width = self.block_tables.shape[1]
+        for index, s in enumerate(self.sequences):
+            if s.stop > s.start and (width == 0 or self.block_tables[index, 0] < 0):
+                raise ValueError(f"{name}: sequence {index} has no blocks; give block_tables")
+
+    @classmethod
+    def build(
+        cls,
+        lengths: Sequence[int],
+        *,
+        slots: Sequence[int] | None = None,
+        has_state: Sequence[bool] | None = None,
+        num_computed: Sequence[int] | None = None,
+        emits: Sequence[Sequence[tuple[int, int]]] | None = None,
+        block_tables: Sequence[Sequence[int]] | None = None,
+        block_size: int = 16,
+        kv_start: Sequence[int] | None = None,
+    ) -> Self:
+        """Builds a batch from one entry per sequence.
+
+        `lengths`: new tokens. `slots`: running slots (default: none). `has_state`: default, whether anything
+        was computed before. `num_computed`: tokens before this pass (default 0). `emits`: (tokens of this
+        pass, slot) pairs. `block_tables`: block ids from position 0 to at least the last new token's, or
+        nothing for a model without attention. `kv_start`: KV of the positions [0, kv_start) is in its blocks
+        already (default: num_computed).
+
+        Raises ValueError naming the sequence and the value that cannot be.
+        """
+        count = len(lengths)
+        slots = [-1] * count if slots is None else slots
+        num_computed = [0] * count if num_computed is None else num_computed
+        has_state = [n > 0 for n in num_computed] if has_state is None else has_state
+        emits = [()] * count if emits is None else emits
+        block_tables = [()] * count if block_tables is None else block_tables
+        kv_start = num_computed if kv_start is None else kv_start
+        columns = {
+            "slots": slots,
+            "has_state": has_state,
+            "num_computed": num_computed,
+            "emits": emits,
+            "block_tables": block_tables,
+            "kv_start": kv_start,
+        }
+        for name, column in columns.items():
+            if len(column) != count:
+                raise ValueError(f"{name} has {len(column)} entries for {count} sequences; give one for each")
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}; it must be at least 1 token")
+        sequences, rows = [], 0
+        for i, length in enumerate(lengths):
+            pairs = tuple((int(n), int(slot)) for n, slot in emits[i])
+            sequence = PackedSequence(
+                rows, rows + int(length), int(slots[i]), bool(has_state[i]), int(num_computed[i]), pairs
+            )
+            _check_sequence(i, sequence)
+            rows = sequence.stop
+            sequences.append(sequence)
+        _check_distinct(sequences)
+        return cls(
+            cu_seqlens=_int64([0, *(s.stop for s in sequences)]),
+            slots=_int64([s.slot for s in sequences]),
+            has_state=torch.tensor([s.has_state for s in sequences], dtype=torch.bool),
+            emit_offsets=_int64([0, *_running_sum(len(s.emits) for s in sequences)]),
+            emit_counts=_int64([n for s in sequences for n, _ in s.emits]),
+            emit_slots=_int64([slot for s in sequences for _, slot in s.emits]),
+            num_computed=_int64([s.num_computed for s in sequences]),
+            positions=_cat(
+                [torch.arange(s.num_computed, s.num_computed + s.stop - s.start) for s in sequences]
+            ),
+            block_tables=_padded(block_tables),
+            block_size=block_size,
+            slot_mapping=_cat(
+                [
+                    _slot_mapping(i, s, block_tables[i], block_size, kv_start[i])
+                    for i, s in enumerate(sequences)
+                ]
+            ),
+            sequences=tuple(sequences),
+        )
+
+
+def _check_sequence(index: int, s: PackedSequence) -> None:
+    length = s.stop - s.start
+    if length < 0:
+        raise ValueError(f"sequence {index} has length {length}; it must be 0 tokens or more")
+    if s.num_computed < 0:
+        raise ValueError(f"sequence {index} has num_computed {s.num_computed}; it must be 0 tokens or more")
+    if s.slot < -1:
+        raise ValueError(f"sequence {index} has slot {s.slot}; it must be 0 or more, or -1 for none")
+    last = 0
+    for count, slot in s.emits:
+        if not last < count <= length:
+            raise ValueError(
+                f"sequence {index} emits its state after {count} tokens; counts ascend within 1 to {length}"
+            )
+        if slot < 0:
+            raise ValueError(f"sequence {index} emits to slot {slot}; it must be 0 or more")
+        last = count
+
+
+def _check_distinct(sequences: Sequence[PackedSequence]) -> None:
+    seen: set[int] = set()
+    for index, s in enumerate(sequences):
+        for slot in (s.slot, *(emit[1] for emit in s.emits)):
+            if slot >= 0 and slot in seen:
+                raise ValueError(
+                    f"slot {slot} of sequence {index} is used twice in one batch; slots are exclusive"
+                )
+            seen.add(slot)
+
+
+def _slot_mapping(
+    index: int, s: PackedSequence, table: Sequence[int], block_size: int, kv_start: int
+) -> Tensor:
+    length, stop = s.stop - s.start, s.num_computed + s.stop - s.start
+    if not len(table):
+        return torch.full((length,), -1, dtype=torch.int64)
+    if len(table) * block_size < stop:
+        raise ValueError(
+            f"sequence {index} has {len(table)} blocks of {block_size} tokens for {stop} tokens; reserve more"
+        )
+    needed = _int64(table[: -(-stop // block_size)])
+    if len(needed) and int(needed.min()) < 0:
+        raise ValueError(f"sequence {index} has block id {int(needed.min())}; ids must be 0 or more")
+    positions = torch.arange(s.num_computed, stop)
+    mapping = needed[positions // block_size] * block_size + positions % block_size
+    return torch.where(positions < kv_start, -1, mapping)
+
+
+def _padded(tables: Sequence[Sequence[int]]) -> Tensor:
+    width = max((len(table) for table in tables), default=0)
+    padded = torch.full((len(tables), width), -1, dtype=torch.int64)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = _int64(table)
+    return padded
+
+
+def _int64(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if parts else _int64([])
+
+
+def _running_sum(values: Iterator[int]) -> Iterator[int]:
+    total = 0
+    for value in values:
+        total += value
+        yield total
