@@ -77,7 +77,7 @@ def _draw_lines(
                 x, [100 * low for low, _ in ranges], [100 * high for _, high in ranges],
                 color=style.color, linewidth=1.0,
             )  # fmt: skip
-        ends.append((policy, x[-1], y[-1], style.color))
+        ends.append((f"{style.glyph} {policy}", x[-1], y[-1], style.color))
     axes.set_xscale("log", base=2)
     axes.set_xlim(budgets[0], budgets[-1])
     axes.set_xticks(budgets)
@@ -143,6 +143,7 @@ def _label_bounds(axes: Axes, bounds: dict[str, float]) -> None:
 def _label_ends(axes: Axes, ends: list[tuple[str, float, float, str]]) -> None:
     """Write each line's name beside its end, moved apart where they would overlap."""
     points = 72 / axes.figure.dpi  # points per pixel
+    leader = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4, "relpos": (0.0, 0.5)}
     placed = math.inf
     spots = []
     for label, x, y, color in sorted(ends, key=lambda end: -end[2]):
@@ -151,7 +152,7 @@ def _label_ends(axes: Axes, ends: list[tuple[str, float, float, str]]) -> None:
         spots.append((label, x, y, color, placed - natural))
     for label, x, y, color, shift in spots:
         axes.annotate(
-            label, (x, y), xytext=(10, shift), textcoords="offset points", ha="left", va="center", fontsize=9,
+            label, (x, y), xytext=(16, shift), textcoords="offset points", ha="left", va="center", fontsize=9,
             color=color, annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4},
+            arrowprops=leader | {"color": color},
         )  # fmt: skip

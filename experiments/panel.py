@@ -8,6 +8,9 @@ from statistics import fmean
 from hybridcache.experiments.bounds import Bounds
 from hybridcache.experiments.run_record import RunRecord
 
+TRACE_KEYS = tuple(f"trace.{key}" for key in ("path", "limit", "stitch", "every_kth_session", "min_blocks"))
+"""Settings of the trace that tables repeat; those of a generator are in the summaries."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -84,17 +87,20 @@ def describe(cells: Sequence[Cell], others: Sequence[Sequence[Cell]]) -> tuple[s
         f"{key}={value}" for key, value in rest.items() if any(twin.get(key) != value for twin in twins)
     ]
     short = ", ".join([title, *telling])
-    return short, ", ".join([title, *(f"{key}={value}" for key, value in rest.items())])
+    shown = [
+        f"{key}={value}" for key, value in rest.items() if not key.startswith("trace.") or key in TRACE_KEYS
+    ]
+    return short, ", ".join([title, *shown])
 
 
 def _words(cells: Sequence[Cell]) -> tuple[str, dict[str, str]]:
     run = cells[0].runs[0]
     config = run.config
-    named_already = ("kind", "seed")
+    plain = {"every_kth_session": 1, "stitch": False}  # nothing thinned, nothing inferred
     rest = {
         f"trace.{key}": str(value)
         for key, value in config["trace"].items()
-        if value is not None and key not in named_already
+        if value is not None and key not in ("kind", "seed") and plain.get(key) != value
     }
     rest |= {key: str(config[key]) for key in ("block_size", "memory", "ttl_seconds", "mode")}
     if config["memory"] == "split":

@@ -4,21 +4,22 @@ from typing import NamedTuple
 
 
 class PolicyStyle(NamedTuple):
-    """Colour (of the Okabe-Ito palette), marker and line style of one policy."""
+    """Colour (of the Okabe-Ito palette), marker, the marker as a character for labels, and line style."""
 
     color: str
     marker: str
+    glyph: str
     line: str | tuple[float, tuple[float, ...]]
 
 
 _STYLES = (
-    PolicyStyle("#0072B2", "o", "-"),
-    PolicyStyle("#D55E00", "s", (0.0, (6.0, 2.0))),
-    PolicyStyle("#009E73", "^", (0.0, (4.0, 1.5, 1.0, 1.5))),
-    PolicyStyle("#000000", "D", (0.0, (1.0, 1.5))),
-    PolicyStyle("#CC79A7", "v", (0.0, (8.0, 2.0, 2.0, 2.0))),
-    PolicyStyle("#E69F00", "P", (0.0, (3.0, 3.0))),
-    PolicyStyle("#56B4E9", "X", (0.0, (6.0, 1.5, 1.0, 1.5, 1.0, 1.5))),
+    PolicyStyle("#0072B2", "o", "●", "-"),
+    PolicyStyle("#D55E00", "s", "■", (0.0, (6.0, 2.0))),
+    PolicyStyle("#009E73", "^", "▲", (0.0, (4.0, 1.5, 1.0, 1.5))),
+    PolicyStyle("#000000", "D", "◆", (0.0, (1.0, 1.5))),
+    PolicyStyle("#CC79A7", "v", "▼", (0.0, (8.0, 2.0, 2.0, 2.0))),
+    PolicyStyle("#E69F00", "P", "✚", (0.0, (3.0, 3.0))),
+    PolicyStyle("#56B4E9", "X", "✖", (0.0, (6.0, 1.5, 1.0, 1.5, 1.0, 1.5))),
 )
 
 

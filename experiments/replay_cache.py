@@ -1,7 +1,9 @@
 """mode=cache: every request acquires, computes everything and finishes before the next one comes."""
 
+from collections.abc import Iterable
+
 from hybridcache.experiments.request_rows import RequestRows
-from hybridcache.experiments.traces.request import Trace
+from hybridcache.experiments.traces.request import TraceRequest
 from hybridcache.lease import Lease
 from hybridcache.loss import LOSS_REASONS
 from hybridcache.namespace import Namespace
@@ -12,7 +14,9 @@ from hybridcache.tokens import TokenIds
 _TOO_LARGE = LOSS_REASONS.index("too_large")
 
 
-def replay_cache(trace: Trace, cache: PrefixCache, spec: ModelSpec, rows: RequestRows) -> None:
+def replay_cache(
+    trace: Iterable[TraceRequest], cache: PrefixCache, spec: ModelSpec, rows: RequestRows
+) -> None:
     """Replay ``trace`` through ``cache``, every step of a request at its arrival time.
 
     Output tokens are the trace's. The last one is never fed to the model, so a request leaves

@@ -27,7 +27,8 @@ Values = dict[str, Any]
 PROMISED = """
     requests requests_refused input_tokens hit_tokens token_hit_rate matched_tokens request_hit_rate
     lost_tokens flops_total flops_saved flops_saved_ratio evictions checkpoints_admitted checkpoints_used
-    budget_bytes peak_bytes wall_seconds requests_per_second config code_version seed outputs_in_trace start_state
+    budget_bytes peak_bytes wall_seconds requests_per_second config code_version seed
+    outputs_in_trace start_state
 """
 
 
