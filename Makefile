@@ -11,7 +11,7 @@ $(VENV)/.experiments: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.experiments
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,models,dev]'
 	touch $@
 
 demo: $(VENV)/.experiments
