@@ -1,0 +1,57 @@
+"""What a checkpoint says about generating: stop tokens and sampling defaults."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from hybridcache.hf_config import HfConfig
+from hybridcache.models.options import number
+
+FILE = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """Defaults of a request; None: the checkpoint does not say."""
+
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end an answer; none: only the length does."""
+    bos_token_id: int | None = None
+    do_sample: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+    @classmethod
+    def read(cls, folder: Path, model: HfConfig) -> Self:
+        """generation_config.json of `folder`, and the model's config for tokens that it does not name.
+
+        Raises ValueError naming file, field and value.
+        """
+        path, fields = folder / FILE, {}
+        if path.is_file():
+            try:
+                fields = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(f"{path}: no JSON text ({error})") from error
+            if not isinstance(fields, Mapping):
+                raise ValueError(f"{path}: a JSON {type(fields).__name__}, no object")
+        own = HfConfig(fields, str(path), model.label)
+        eos = own if own.has("eos_token_id") else model
+        bos = own if own.has("bos_token_id") else model
+        return cls(
+            eos_token_ids=_token_ids(eos, "eos_token_id"),
+            bos_token_id=bos.integer("bos_token_id", at_least=0) if bos.has("bos_token_id") else None,
+            do_sample=own.flag("do_sample", False),
+            temperature=number(own, "temperature") if own.has("temperature") else None,
+            top_p=number(own, "top_p") if own.has("top_p") else None,
+            top_k=own.integer("top_k", at_least=0) if own.has("top_k") else None,
+        )
+
+
+def _token_ids(config: HfConfig, name: str) -> tuple[int, ...]:
+    if isinstance(config.fields.get(name), list):
+        return tuple(config.integers(name))
+    return (config.integer(name, at_least=0),) if config.has(name) else ()
