@@ -23,11 +23,14 @@ POLICIES = ["hybridcache.policies"]
 OUTER = ["hybridcache.experiments", "hybridcache.models", "hybridcache.kernels", "hybridcache.conf"]
 HEAVY = ["torch", "hydra", "omegaconf", "pyarrow", "matplotlib", "tqdm", "wandb"]
 CLOCK = ["time", "datetime"]
+TENSORS = ["hybridcache.arena", "hybridcache.storage", "hybridcache.runner"]
 
 UNKNOWN_TO = {
     "hybridcache.tree": [*SPEC, *POOL, *CACHE, *POLICIES],
     "hybridcache.pool": ["hybridcache"],
     "hybridcache.spec": [*TREE, *POOL, *CACHE, *POLICIES],
+    "hybridcache.storage": [*TREE, *CACHE[:2], *POLICIES, *OUTER],
+    "hybridcache.arena": [*TREE, *CACHE, *POLICIES, *OUTER],
     "hybridcache.policies": [*TREE, *POOL, *CACHE],
     "hybridcache.models": [*TREE, *POOL, *CACHE, *POLICIES, "hybridcache.experiments"],
     "hybridcache.kernels": [*SPEC, *TREE, *POOL, *CACHE, *POLICIES, "hybridcache.experiments"],
@@ -58,7 +61,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def core() -> list[str]:
-    return [name for name in imports() if not within(name, OUTER)]
+    return [name for name in imports() if not within(name, [*OUTER, *TENSORS])]
 
 
 def commands(text: str) -> Iterator[list[str]]:
