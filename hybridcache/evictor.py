@@ -73,32 +73,46 @@ class Evictor:
         return not frees_kv or int(self.table.state[node.row]) == LEAF
 
     def _score(self, now: float, frees_state: bool, frees_kv: bool) -> bool:
+        """Queue the lowest candidates; False when there is no candidate."""
         table = self.table
-        rows = table.evictable_rows(self.policy.leaves_only or frees_kv)
-        if frees_state:
-            rows = rows[table.has_slot(rows)]
-        if not len(rows):
+        candidates = self._candidates(self.policy.leaves_only or frees_kv, frees_state)
+        num_candidates = np.count_nonzero(candidates)
+        if not num_candidates and self.policy.leaves_only and not frees_kv:
+            # Requests pin all the leaves there are, and what they pin holds checkpoints.
+            candidates = self._candidates(False, frees_state)
+            num_candidates = np.count_nonzero(candidates)
+        if not num_candidates:
             return False
         self.num_scorings += 1
         try:
-            scores = _valid_scores(self.policy, table.columns(), now)[rows]
+            scores = _valid_scores(self.policy, table.columns(), now)
         except Exception:
             self._failed()
-            scores = table.accessed[rows]
-        scores = np.where(table.first_out[rows], -np.inf, scores)
-        count = math.ceil(SHARE_PER_SCORING * len(rows))
+            scores = table.accessed[: table.size]
+        scores = np.where(candidates, scores, np.inf)
+        first_out = table.first_out[: table.size]
+        if first_out.any():
+            scores[first_out & candidates] = -np.inf
+        count = math.ceil(SHARE_PER_SCORING * num_candidates)
         if count == 1:
-            lowest = np.flatnonzero(scores == scores.min())
+            rows = (scores == scores.min()).nonzero()[0]
         else:
-            lowest = np.argpartition(scores, count - 1)[:count]
-        rows, scores = rows[lowest], scores[lowest]
+            rows = np.argpartition(scores, count - 1)[:count]
+        rows = rows[candidates[rows]]
         if len(rows) > 1:
-            rows = rows[np.lexsort((rows, -table.depth[rows], table.accessed[rows], scores))]
+            rows = rows[np.lexsort((rows, -table.depth[rows], table.accessed[rows], scores[rows]))]
         for row in rows[:count].tolist():
             node = table.nodes[row]
             assert node is not None, row
             self._queue.append((node, node.version))
         return True
+
+    def _candidates(self, leaves_only: bool, frees_state: bool) -> NDArray[np.bool_]:
+        candidates = self.table.evictable(leaves_only)
+        if frees_state:
+            rows = candidates.nonzero()[0]
+            candidates[rows] = self.table.has_slot(rows)
+        return candidates
 
     def _failed(self) -> None:
         self.num_policy_errors += 1
@@ -110,6 +124,7 @@ def _valid_scores(policy: EvictionPolicy, columns: Columns, now: float) -> NDArr
     scores = np.asarray(policy.score(columns, now), dtype=np.float64)
     if scores.shape != columns.accessed.shape:
         raise ValueError(f"scores have shape {scores.shape}, the columns {columns.accessed.shape}")
-    if np.isnan(scores).any():
-        raise ValueError("a score is NaN")
+    # Least and greatest of numbers of which one is NaN are NaN.
+    if len(scores) and not (math.isfinite(scores.min()) and math.isfinite(scores.max())):
+        raise ValueError("a score is NaN or infinite")
     return scores

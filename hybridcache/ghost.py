@@ -10,7 +10,7 @@ from hybridcache.prefix_hash import Digest
 
 LEAST_ENTRIES = 4096
 ENTRIES_PER_NODE = 8
-CELLS_PER_ENTRY = 32
+CELLS_PER_ENTRY = 64
 MOST_COUNTED = 255
 
 
@@ -90,8 +90,8 @@ class Ghost:
         base + n tokens.
         """
         cells = self._cells
-        found = np.flatnonzero(cells[digests[0] >> self._shift])
-        found = found[cells[digests[1, found] >> self._shift] > 0]
+        found = cells.take((digests[0] >> self._shift).view(np.int64)).nonzero()[0]
+        found = found[cells.take((digests[1, found] >> self._shift).view(np.int64)).nonzero()[0]]
         checkpoint = beyond = None
         for i in found[::-1].tolist():
             entry = self._entries.get((int(digests[0, i]), int(digests[1, i])))

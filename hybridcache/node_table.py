@@ -8,7 +8,8 @@ from hybridcache.policies.columns import FINAL, Columns, Facts
 from hybridcache.pool import grown
 
 NOT_EVICTABLE, LEAF, INNER = range(3)
-"""States of a row: free or pinned; a leaf that can go; an inner node whose checkpoint can go."""
+"""States of a row: free or pinned; a leaf that can go; an inner node, or a pinned leaf,
+whose checkpoint alone can go."""
 
 
 class NodeTable:
@@ -108,10 +109,11 @@ class NodeTable:
             float(self.flops_saved[row]), float(self.bytes_freed[row]), float(self.clock[row]),
         )  # fmt: skip
 
-    def evictable_rows(self, leaves_only: bool) -> NDArray[np.int64]:
-        """Rows that can be evicted now, ascending."""
+    def evictable(self, leaves_only: bool) -> NDArray[np.bool_]:
+        """Which rows [size] can be evicted now."""
         state = self.state[: self.size]
-        return np.flatnonzero(state == LEAF if leaves_only else state)
+        mask: NDArray[np.bool_] = state == LEAF if leaves_only else state != NOT_EVICTABLE
+        return mask
 
     def has_slot(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the nodes of ``rows`` hold a checkpoint."""

@@ -30,8 +30,9 @@ class MemoryBudget:
             raise ValueError(f"kv_fraction={kv_fraction!r}: the blocks' share of the budget lies in [0, 1]")
         self.budget_bytes = budget_bytes
         self.memory = memory
-        kv_limit = budget_bytes if memory == "unified" else budget_bytes * kv_fraction
-        state_limit = budget_bytes if memory == "unified" else budget_bytes - kv_limit
+        shared = memory == "unified" or budget_bytes == float("inf")
+        kv_limit = budget_bytes if shared else budget_bytes * kv_fraction
+        state_limit = budget_bytes if shared else budget_bytes - kv_limit
         self.limits: dict[str, float] = {"kv": kv_limit, "state": state_limit}
         """Bytes that each pool may hold at most."""
         self.used: dict[str, int] = {"kv": 0, "state": 0}
@@ -83,6 +84,8 @@ class IdPool:
 
     def allocate(self, n: int) -> Ids:
         """``n`` ids that nobody holds, each with one reference. The budget must have room for them."""
+        if n == 1:
+            return np.array([self._allocate_one()], dtype=np.int64)
         self.budget.take(self.name, n * self.bytes_per_id)
         reused = min(n, self._num_free)
         ids = np.empty(n, dtype=np.int64)
@@ -108,8 +111,8 @@ class IdPool:
 
         Raises ValueError, and changes nothing, when one of them is not held.
         """
-        if not len(ids):
-            return 0
+        if len(ids) <= 1:
+            return self._release_one(int(ids[0])) if len(ids) else 0
         refs = self._refs[ids] - 1
         if refs.min() < 0:
             raise ValueError(f"{self.name} ids {ids[refs < 0].tolist()} are released but not held")
@@ -124,6 +127,35 @@ class IdPool:
             self.num_used -= n
             self.budget.give_back(self.name, n * self.bytes_per_id)
         return n
+
+    def _release_one(self, id_: int) -> int:
+        refs = int(self._refs[id_]) - 1
+        if refs < 0:
+            raise ValueError(f"{self.name} id {id_} is released but not held")
+        self._refs[id_] = refs
+        if refs:
+            return 0
+        if self._num_free == len(self._free):
+            self._free = grown(self._free, self._num_free + 1)
+        self._free[self._num_free] = id_
+        self._num_free += 1
+        self.num_used -= 1
+        self.budget.give_back(self.name, self.bytes_per_id)
+        return 1
+
+    def _allocate_one(self) -> int:
+        self.budget.take(self.name, self.bytes_per_id)
+        self.num_used += 1
+        if self._num_free:
+            self._num_free -= 1
+            id_ = int(self._free[self._num_free])
+        else:
+            id_ = self.num_ids
+            self.num_ids += 1
+            if id_ == len(self._refs):
+                self._refs = grown(self._refs, self.num_ids)
+        self._refs[id_] = 1
+        return id_
 
     def refs(self, id_: int) -> int:
         """How many hold ``id_``; 0 when it is free."""
@@ -177,11 +209,11 @@ class SlotPool(IdPool):
 
     def take(self) -> int:
         """One slot; the budget must have room for it."""
-        return int(self.allocate(1)[0])
+        return self._allocate_one()
 
     def free(self, slot: int) -> None:
         """Give a slot back. Raises ValueError when it is not held."""
-        self.release(np.array([slot], dtype=np.int64))
+        self._release_one(slot)
 
 
 def grown(array: NDArray[T], at_least: int) -> NDArray[T]:

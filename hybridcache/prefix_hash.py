@@ -36,7 +36,7 @@ class PrefixHash:
         out = np.empty((2, len(values) + 1), dtype=np.uint64)
         out[:, 0] = digest
         np.multiply(weights, values, out=out[:, 1:])
-        return np.cumsum(out, axis=1, out=out)
+        return out.cumsum(axis=1, out=out)
 
     def _terms(self, tokens: bytes, start: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         values = np.frombuffer(tokens, dtype=np.uint32).astype(np.uint64)

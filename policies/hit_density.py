@@ -12,7 +12,8 @@ from hybridcache.policies.eviction import EvictionPolicy
 NUM_BINS = 40
 BIN_EDGES: NDArray[np.float64] = 0.25 * 2.0 ** (np.arange(NUM_BINS) / 2.0)
 """Seconds: ages up to BIN_EDGES[k] fall in bin k, all greater ones in the last."""
-_INNER_EDGES: list[float] = BIN_EDGES[:-1].tolist()
+_INNER_EDGES = BIN_EDGES[:-1]
+_INNER_EDGE_LIST: list[float] = _INNER_EDGES.tolist()
 MAX_HITS, MAX_CHILDREN = 3, 2
 NUM_CLASSES = 2 * (MAX_HITS + 1) * (MAX_CHILDREN + 1)
 T = TypeVar("T", int, NDArray[np.int64])
@@ -47,7 +48,7 @@ class HitDensity(EvictionPolicy):
 
     def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
         """Expected FLOPs saved per byte and second."""
-        bins = np.searchsorted(BIN_EDGES[:-1], now - columns.accessed)
+        bins = _INNER_EDGES.searchsorted(now - columns.accessed)
         classes = class_index(
             (columns.kind != FINAL).astype(np.int64),
             np.minimum(columns.hits, MAX_HITS),
@@ -64,7 +65,7 @@ class HitDensity(EvictionPolicy):
 
     def _count(self, counts: NDArray[np.float64], facts: Facts, now: float) -> None:
         where = class_index(facts.kind != FINAL, min(facts.hits, MAX_HITS), min(facts.children, MAX_CHILDREN))
-        counts[where, bisect_left(_INNER_EDGES, now - facts.accessed)] += 1.0
+        counts[where, bisect_left(_INNER_EDGE_LIST, now - facts.accessed)] += 1.0
         self._events += 1
         if self._events % EVENTS_PER_UPDATE == 0:
             self._update()
