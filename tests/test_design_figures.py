@@ -89,7 +89,8 @@ def rates() -> dict[Cell, float]:
     ]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         found = list(pool.map(hit_rate, *zip(*cells, strict=True)))
-    return {(row.file, budget, policy): rate for (row, budget, policy), rate in zip(cells, found, strict=True)}
+    names = ((row.file, budget, policy) for row, budget, policy in cells)
+    return dict(zip(names, found, strict=True))
 
 
 @pytest.mark.full
