@@ -62,6 +62,10 @@ class PackedBatch:
     """Largest slot of the batch; -1 for an empty one."""
     max_block: int = field(init=False)
     """Largest block id of the batch; -1 without blocks."""
+    without_blocks: int | None = field(init=False)
+    """The first sequence that has new tokens and no blocks."""
+    num_pairs: int = field(init=False)
+    """(query, key) pairs of full causal attention."""
 
     def __post_init__(self) -> None:
         used = [slot for s in self.sequences for slot in (s.slot, *(emit[1] for emit in s.emits))]
@@ -69,6 +73,17 @@ class PackedBatch:
         object.__setattr__(self, "max_slot", max(used, default=-1))
         blocks = int(self.block_tables.max()) if self.block_tables.numel() else -1
         object.__setattr__(self, "max_block", blocks)
+        width = self.block_tables.shape[1]
+        bare = [
+            i
+            for i, s in enumerate(self.sequences)
+            if s.stop > s.start and (width == 0 or self.block_tables[i, 0] < 0)
+        ]
+        object.__setattr__(self, "without_blocks", bare[0] if bare else None)
+        pairs = (
+            _triangle(s.num_computed + s.stop - s.start) - _triangle(s.num_computed) for s in self.sequences
+        )
+        object.__setattr__(self, "num_pairs", sum(pairs))
 
     @property
     def num_sequences(self) -> int:
@@ -98,10 +113,8 @@ class PackedBatch:
             raise ValueError(f"{name}: blocks of {cache.shape[1]} tokens; the batch has {self.block_size}")
         if self.max_block >= len(cache):
             raise ValueError(f"{name}: block {self.max_block} of a pool of {len(cache)} blocks")
-        width = self.block_tables.shape[1]
-        for index, s in enumerate(self.sequences):
-            if s.stop > s.start and (width == 0 or self.block_tables[index, 0] < 0):
-                raise ValueError(f"{name}: sequence {index} has no blocks; give block_tables")
+        if self.without_blocks is not None:
+            raise ValueError(f"{name}: sequence {self.without_blocks} has no blocks; give block_tables")
 
     @classmethod
     def build(
@@ -177,6 +190,10 @@ class PackedBatch:
             ),
             sequences=tuple(sequences),
         )
+
+
+def _triangle(tokens: int) -> int:
+    return tokens * (tokens + 1) // 2
 
 
 def _check_sequence(index: int, s: PackedSequence) -> None:

@@ -1,0 +1,178 @@
+// Causal attention over paged KV with an online softmax over blocks of 64 keys that start at multiples of 64.
+//
+// One item is (sequence, KV head, up to 60 rows); a row is one query head at one token. The keys of a block are
+// copied out of their pages, transposed, once per item. Scores and outputs are sums over the head's dimensions
+// and over the keys in ascending order, one chain per element, so that a row does not depend on its tile.
+#include <vector>
+
+#include "storage.h"
+
+namespace {
+using namespace hc;
+
+constexpr int64_t kKeys = 64, kTileRows = 60;  // a multiple of the 6 rows of a micro-tile
+constexpr float kMasked = -1e30f;
+
+struct Args {
+  Rows q, out;
+  Pool keys, values;
+  int64_t heads, kv_heads, head_dim;
+  float scale, soft_cap;  // soft_cap 0: none
+  int64_t window;         // 0: all keys
+};
+
+struct Scratch {
+  int64_t padded;  // head_dim in whole pairs of vectors
+  std::vector<float> q, keys, values, scores, sums, page, top, total;
+  Scratch(int64_t head_dim, int64_t rows)
+      : padded(round_up(head_dim, 2 * VL)),
+        q(rows * padded),
+        keys(padded * kKeys),
+        values(kKeys * padded),
+        scores(rows * kKeys),
+        sums(rows * padded),
+        page(kKeys * padded),
+        top(rows),
+        total(rows) {}
+};
+
+// c[r, 0:2VL] += sum over i of a[r, i] b[i, 0:2VL], i ascending.
+template <int R>
+inline void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc) {
+  vf sum[R][2];
+  for (int r = 0; r < R; ++r) sum[r][0] = load(c + r * ldc), sum[r][1] = load(c + r * ldc + VL);
+  for (int64_t i = 0; i < depth; ++i) {
+    const vf b0 = load(b + i * ldb), b1 = load(b + i * ldb + VL);
+    for (int r = 0; r < R; ++r) {
+      const vf x = splat(a[r * lda + i]);
+      sum[r][0] = fma(x, b0, sum[r][0]);
+      sum[r][1] = fma(x, b1, sum[r][1]);
+    }
+  }
+  for (int r = 0; r < R; ++r) store(c + r * ldc, sum[r][0]), store(c + r * ldc + VL, sum[r][1]);
+}
+void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+              int64_t rows, int64_t columns) {
+  for (int64_t j = 0; j < columns; j += 2 * VL) {
+    int64_t r = 0;
+    for (; r + 6 <= rows; r += 6) micro<6>(a + r * lda, lda, b + j, ldb, depth, c + r * ldc + j, ldc);
+    for (; r + 2 <= rows; r += 2) micro<2>(a + r * lda, lda, b + j, ldb, depth, c + r * ldc + j, ldc);
+    for (; r < rows; ++r) micro<1>(a + r * lda, lda, b + j, ldb, depth, c + r * ldc + j, ldc);
+  }
+}
+
+// Keys [first, first + count) of a sequence: values as they are, keys transposed; what is not there is zero.
+void fetch(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t head, int64_t first, int64_t count) {
+  const int64_t* table = batch.block_tables + s * batch.max_blocks;
+  for (int64_t j = 0; j < count; ++j) {
+    const int64_t block = table[(first + j) / batch.block_size], offset = (first + j) % batch.block_size;
+    const int64_t element = (offset * p.kv_heads + head) * p.head_dim;
+    read(&w.page[j * w.padded], p.keys.entry(block, element), p.keys.dtype, p.head_dim);
+    read(&w.values[j * w.padded], p.values.entry(block, element), p.values.dtype, p.head_dim);
+  }
+  for (int64_t j = count; j < kKeys; ++j) std::memset(&w.values[j * w.padded], 0, w.padded * 4);
+  for (int64_t j = 0; j < kKeys; j += VL)
+    for (int64_t d = 0; d < p.head_dim; d += VL)
+      transpose(&w.page[j * w.padded + d], w.padded, std::clamp<int64_t>(count - j, 0, VL), &w.keys[d * kKeys + j],
+                kKeys);
+}
+
+// Scores of one row to weights: keys [low, high) of the block are seen. Scales the row's sums to the new maximum.
+void soften(const Args& p, float* scores, float* sums, int64_t padded, float& top, float& total, int64_t low,
+            int64_t high) {
+  vi lane;
+  for (int i = 0; i < VL; ++i) lane[i] = i;
+  vf best = splat(kMasked);
+  for (int64_t j = 0; j < kKeys; j += VL) {
+    vf x = load(scores + j);
+    if (p.soft_cap > 0.f) x = p.soft_cap * tanh(x / p.soft_cap);
+    const vi at = lane + static_cast<int32_t>(j);
+    x = (at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high)) ? x : splat(kMasked);
+    store(scores + j, x);
+    best = larger(x, best);
+  }
+  const float peak = max_lanes(best), new_top = peak > top ? peak : top;
+  const vf keep = exp(splat(top - new_top));
+  vf sum{};
+  for (int64_t j = 0; j < kKeys; j += VL) {
+    const vf x = load(scores + j), e = x == kMasked ? vf{} : exp(x - new_top);
+    store(scores + j, e);
+    sum = sum + e;
+  }
+  total = total * keep[0] + sum_lanes(sum);
+  if (top != new_top)
+    for (int64_t d = 0; d < padded; d += VL) store(sums + d, load(sums + d) * keep + 0.f);
+  top = new_top;
+}
+
+void item(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t head, int64_t t0, int64_t tokens) {
+  const int64_t group = p.heads / p.kv_heads, rows = tokens * group, width = p.head_dim;
+  const int64_t position = batch.num_computed[s] + t0 - batch.cu_seqlens[s];  // of the first token
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = p.q.row(t0 + r / group) + (head * group + r % group) * width;
+    for (int64_t d = 0; d < width; ++d) w.q[r * w.padded + d] = from[d] * p.scale;
+    w.top[r] = kMasked;
+    w.total[r] = 0.f;
+  }
+  std::fill_n(w.sums.begin(), rows * w.padded, 0.f);
+  const int64_t oldest = p.window ? std::max<int64_t>(0, position - p.window + 1) : 0, stop = position + tokens;
+  for (int64_t first = oldest / kKeys * kKeys; first < stop; first += kKeys) {
+    const int64_t count = std::min(kKeys, stop - first);
+    fetch(p, batch, w, s, head, first, count);
+    std::fill_n(w.scores.begin(), rows * kKeys, 0.f);
+    multiply(w.q.data(), w.padded, w.keys.data(), kKeys, width, w.scores.data(), kKeys, rows, kKeys);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t own = position + r / group;
+      const int64_t low = p.window ? std::clamp<int64_t>(own - p.window + 1 - first, 0, kKeys) : 0;
+      const int64_t high = std::clamp<int64_t>(own + 1 - first, 0, kKeys);
+      soften(p, &w.scores[r * kKeys], &w.sums[r * w.padded], w.padded, w.top[r], w.total[r], low, high);
+    }
+    multiply(w.scores.data(), kKeys, w.values.data(), w.padded, count, w.sums.data(), w.padded, rows, w.padded);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float* to = p.out.row(t0 + r / group) + (head * group + r % group) * width;
+    for (int64_t d = 0; d < width; ++d) to[d] = w.sums[r * w.padded + d] / w.total[r];
+  }
+}
+
+}  // namespace
+
+extern "C" void hc_paged_attention(const Args* args, const Batch* batch, int64_t threads) {
+  const Args& p = *args;
+  const int64_t group = p.heads / p.kv_heads, tokens = std::max<int64_t>(1, kTileRows / group);
+  struct Tile {
+    int64_t s, begin, count;
+  };
+  std::vector<Tile> tiles;
+  for (int64_t s = 0; s < batch->num_sequences; ++s)
+    for (int64_t t = batch->cu_seqlens[s]; t < batch->cu_seqlens[s + 1]; t += tokens)
+      tiles.push_back({s, t, std::min(tokens, batch->cu_seqlens[s + 1] - t)});
+  const int64_t count = static_cast<int64_t>(tiles.size());
+#pragma omp parallel num_threads(threads)
+  {
+    Scratch w(p.head_dim, tokens * group);
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < count * p.kv_heads; ++i) {
+      const Tile& tile = tiles[static_cast<size_t>(count - 1 - i / p.kv_heads)];  // the longest first
+      item(p, *batch, w, tile.s, i % p.kv_heads, tile.begin, tile.count);
+    }
+  }
+}
+
+struct StoreArgs {
+  Rows k, v;
+  Pool keys, values;
+  int64_t kv_heads, head_dim;
+};
+
+extern "C" void hc_store_kv(const StoreArgs* args, const Batch* batch) {
+  const StoreArgs& p = *args;
+  const int64_t width = p.kv_heads * p.head_dim;
+  for (int64_t t = 0; t < batch->num_tokens; ++t) {
+    const int64_t place = batch->slot_mapping[t];
+    if (place < 0) continue;
+    const int64_t block = place / batch->block_size, element = place % batch->block_size * width;
+    write(p.keys.entry(block, element), p.k.row(t), p.keys.dtype, width);
+    write(p.values.entry(block, element), p.v.row(t), p.values.dtype, width);
+  }
+}
