@@ -61,9 +61,10 @@ class Checkpoint:
         if faults:
             raise ValueError(f"{self.folder}: weights do not fit config.json; {'; '.join(faults)}")
 
-    def tensor(self, name: str) -> Tensor:
-        """The tensor, mapped from its file."""
-        return self.entries[name].read()
+    def tensor(self, name: str, row: int | None = None) -> Tensor:
+        """The tensor, or a row of its first dimension, mapped from its file."""
+        entry = self.entries[name]
+        return entry.read() if row is None else entry.rows(row, row + 1).read()[0]
 
 
 def _read_entries(folder: Path) -> dict[str, TensorEntry]:

@@ -1,6 +1,6 @@
 """From a checkpoint folder to a model that runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ def _read_model(
     folder: Path, config: HfConfig, family: Family, spec: ModelSpec, dtype: torch.dtype, ops: Ops
 ) -> HybridForCausalLM:
     plans = family.plans(config, spec.layers)
-    tied = family.ties and config.flag("tie_word_embeddings", False)
+    tied = family.ties and config.flag("tie_word_embeddings", family.tied_default)
     table = (spec.vocab_size, spec.d_model)
     expected = {resolve(own): shape for plan, resolve in plans for own, shape in plan.shapes.items()}
     expected |= {family.embedding: table, family.final_norm: (spec.d_model,)}
@@ -71,9 +71,10 @@ def _read_model(
     checkpoint.check(expected, (*family.ignored, *([f"^{family.head}$"] if tied else [])))
 
     whole = Weights(checkpoint, lambda own: own, dtype, ops)
-    layers = [plan.build(Weights(checkpoint, resolve, dtype, ops)) for plan, resolve in plans]
-    norm = whole.tensor(family.final_norm)
+    # The head first: a matrix is in memory twice while it is packed, and this one is often the largest.
     embedding, head = _ends(whole, family, tied)
+    norm = whole.tensor(family.final_norm)
+    layers = [plan.build(replace(whole, resolve=resolve)) for plan, resolve in plans]
     return HybridForCausalLM(
         embedding=embedding,
         layers=layers,
@@ -92,7 +93,8 @@ def _ends(weights: Weights, family: Family, tied: bool) -> tuple[Tensor, Linear]
     """Embedding and head. A tied embedding stays mapped: only rows that are looked up take memory twice."""
     if tied:
         return weights.mapped(family.embedding), weights.ops.linear(weights.mapped(family.embedding))
-    return weights.tensor(family.embedding), weights.ops.linear(weights.mapped(family.head))
+    head = weights.ops.linear(weights.mapped(family.head))
+    return weights.tensor(family.embedding), head
 
 
 def _read_tokenizer(folder: Path) -> "PreTrainedTokenizerBase | None":

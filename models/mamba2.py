@@ -1,6 +1,6 @@
 """The Mamba-2 mixer (Dao and Gu, 2024, section 7)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from hybridcache.kernels.ops import Linear, Ops
 from hybridcache.layers import LayerKind, Mamba2
 from hybridcache.models.forward_pass import ForwardPass
 from hybridcache.models.layer import Layer, LayerState, Shapes
-from hybridcache.models.options import choice, limits, number
+from hybridcache.models.options import choice, limits, number, numbers
 from hybridcache.models.weights import Weights
 
 
@@ -27,14 +27,17 @@ class Mamba2Plan:
     eps: float | None
     """Of the gated norm over each group; None: no norm, the gate alone."""
     conv_bias: bool = True
-    proj_bias: bool = False
+    in_bias: bool = False
+    out_bias: bool = False
     norm_before_gate: bool = False
+    factors: tuple[float, ...] = ()
+    """Of z, x, B, C and dt as they leave the input matrix; none: 1 each."""
 
     @property
     def shapes(self) -> Shapes:
         """All of them; vectors are a number for each head but the norm's."""
         kind = self.kind
-        columns = kind.d_inner + kind.conv_channels + kind.nheads
+        columns = sum(self.columns)
         shapes: dict[str, tuple[int, ...]] = {
             "in_proj.weight": (columns, kind.d_model),
             "conv1d.weight": (kind.conv_channels, 1, kind.d_conv),
@@ -45,24 +48,34 @@ class Mamba2Plan:
         }
         if self.conv_bias:
             shapes["conv1d.bias"] = (kind.conv_channels,)
-        if self.proj_bias:
-            shapes |= {"in_proj.bias": (columns,), "out_proj.bias": (kind.d_model,)}
+        if self.in_bias:
+            shapes["in_proj.bias"] = (columns,)
+        if self.out_bias:
+            shapes["out_proj.bias"] = (kind.d_model,)
         if self.eps is not None:
             shapes["norm.weight"] = (kind.d_inner,)
         return shapes
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Columns of the input matrix: z, x, B, C, dt."""
+        kind = self.kind
+        group_width = kind.ngroups * kind.d_state
+        return (kind.d_inner, kind.d_inner, group_width, group_width, kind.nheads)
 
     def build(self, weights: Weights) -> Layer:
         """The scan's vectors are kept in float32."""
         return Mamba2Mixer(
             self,
-            in_proj=weights.linear("in_proj", bias=self.proj_bias),
+            in_proj=weights.linear("in_proj", bias=self.in_bias),
+            factors=_spread(self.factors, self.columns, weights.dtype),
             conv_weight=weights.tensor("conv1d.weight").squeeze(1),
             conv_bias=weights.tensor("conv1d.bias") if self.conv_bias else None,
             dt_bias=weights.tensor("dt_bias", torch.float32),
             A=-torch.exp(weights.tensor("A_log", torch.float32)),
             D=weights.tensor("D", torch.float32),
             norm=None if self.eps is None else weights.tensor("norm.weight"),
-            out_proj=weights.linear("out_proj", bias=self.proj_bias),
+            out_proj=weights.linear("out_proj", bias=self.out_bias),
             ops=weights.ops,
         )
 
@@ -73,6 +86,8 @@ class Mamba2Mixer:
 
     plan: Mamba2Plan
     in_proj: Linear
+    factors: Tensor | None
+    """[columns of in_proj]."""
     conv_weight: Tensor
     """[conv_channels, d_conv]."""
     conv_bias: Tensor | None
@@ -87,7 +102,8 @@ class Mamba2Mixer:
     def __call__(self, x: Tensor, state: LayerState, step: ForwardPass) -> Tensor:
         """x [T, d_model] -> [T, d_model]."""
         kind, ops, batch = self.plan.kind, self.ops, step.batch
-        z, xbc, dt = torch.split(self.in_proj(x), [kind.d_inner, kind.conv_channels, kind.nheads], dim=-1)
+        projected = self.in_proj(x) if self.factors is None else self.in_proj(x) * self.factors
+        z, xbc, dt = torch.split(projected, [kind.d_inner, kind.conv_channels, kind.nheads], dim=-1)
         xbc = ops.causal_conv1d(xbc, self.conv_weight, self.conv_bias, state["conv_state"], batch)
         group_width = kind.ngroups * kind.d_state
         inner, B, C = torch.split(xbc, [kind.d_inner, group_width, group_width], dim=-1)
@@ -134,17 +150,44 @@ def mamba2_mixer(
         dt_limit=limits(config, "time_step_limit"),
         eps=number(config, eps, 1e-5),
         conv_bias=config.flag(conv_bias, True),
-        proj_bias=config.flag(proj_bias, False),
+        in_bias=config.flag(proj_bias, False),
+        out_bias=config.flag(proj_bias, False),
     )
 
 
 def nemotron_mamba2(config: HfConfig, kind: LayerKind) -> Mamba2Plan:
     """Nemotron-H's: steps are at least `time_step_min`, as transformers' prefill has it."""
     plan = mamba2_mixer(config, kind, eps="layer_norm_epsilon", activation="mamba_hidden_act")
-    return Mamba2Plan(
-        plan.kind,
-        dt_limit=(number(config, "time_step_min", 0.001), float("inf")),
-        eps=plan.eps,
-        conv_bias=plan.conv_bias,
-        proj_bias=plan.proj_bias,
+    return replace(plan, dt_limit=_at_least_min(config))
+
+
+def zamba_mamba2(config: HfConfig, kind: LayerKind) -> Mamba2Plan:
+    """Zamba2's: steps bounded likewise, and an epsilon that no field changes."""
+    assert isinstance(kind, Mamba2)
+    bias = config.flag("add_bias_linear", False)
+    return Mamba2Plan(kind, _at_least_min(config), eps=1e-5, in_bias=bias, out_bias=bias)
+
+
+def falcon_mamba2(config: HfConfig, kind: LayerKind) -> Mamba2Plan:
+    """Falcon-H1's: an optional norm on either side of the gate, factors on the input matrix's outputs."""
+    plan = mamba2_mixer(
+        config, kind, eps="rms_norm_eps", conv_bias="mamba_conv_bias", proj_bias="mamba_proj_bias"
     )
+    return replace(
+        plan,
+        eps=plan.eps if config.flag("mamba_rms_norm", False) else None,
+        norm_before_gate=config.flag("mamba_norm_before_gate", True),
+        out_bias=config.flag("projectors_bias", False),
+        factors=numbers(config, "ssm_multipliers", (1.0,) * 5),
+    )
+
+
+def _at_least_min(config: HfConfig) -> tuple[float, float]:
+    return (number(config, "time_step_min", 0.001), float("inf"))
+
+
+def _spread(factors: tuple[float, ...], columns: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    """Each factor over its columns, [sum of columns]; None when all are 1."""
+    if all(factor == 1 for factor in factors):
+        return None
+    return torch.cat([torch.full((n,), f, dtype=dtype) for f, n in zip(factors, columns, strict=True)])

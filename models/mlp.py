@@ -1,6 +1,6 @@
 """The dense feed-forward layer, gated or plain."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from hybridcache.layers import LayerKind, Mlp
 from hybridcache.models import activation
 from hybridcache.models.forward_pass import ForwardPass
 from hybridcache.models.layer import Layer, LayerState, Shapes
-from hybridcache.models.options import choice
+from hybridcache.models.options import choice, numbers
 from hybridcache.models.weights import Weights
 
 
@@ -22,6 +22,9 @@ class MlpPlan:
     act: str
     bias: bool = False
     joined: bool = False
+    gate_factor: float = 1.0
+    """Of the gate before its activation."""
+    out_factor: float = 1.0
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -63,14 +66,16 @@ class MlpLayer:
 
     def __call__(self, x: Tensor, state: LayerState, step: ForwardPass) -> Tensor:
         """x [T, d_model] -> [T, d_model]."""
-        return self.out(activate(self.ops, self.into(x), self.plan.act, gated=self.plan.kind.gated))
+        plan = self.plan
+        y = activate(self.ops, self.into(x), plan.act, gated=plan.kind.gated, gate_factor=plan.gate_factor)
+        return self.out(y) if plan.out_factor == 1 else self.out(y) * plan.out_factor
 
 
-def activate(ops: Ops, x: Tensor, act: str, *, gated: bool) -> Tensor:
+def activate(ops: Ops, x: Tensor, act: str, *, gated: bool, gate_factor: float = 1.0) -> Tensor:
     """x [T, 2 d_ff] (gate, then up) or [T, d_ff] -> [T, d_ff]."""
     if gated:
         gate, up = x.chunk(2, dim=-1)
-        return activation.GATED[act](ops, gate, up)
+        return activation.GATED[act](ops, gate if gate_factor == 1 else gate * gate_factor, up)
     return activation.PLAIN[act](ops, x)
 
 
@@ -91,3 +96,9 @@ def dense(
         bias is not None and config.flag(bias, False),
         joined,
     )
+
+
+def falcon_dense(config: HfConfig, kind: LayerKind) -> MlpPlan:
+    """Falcon-H1's: a factor on the gate and one on the output."""
+    gate, out = numbers(config, "mlp_multipliers", (1.0, 1.0))
+    return replace(dense(config, kind), gate_factor=gate, out_factor=out)

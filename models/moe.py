@@ -96,9 +96,12 @@ class MoePlan:
 
     def _experts(self, weights: Weights) -> list[tuple[Linear, Linear]]:
         if self.stacked:
-            into, out = weights.mapped("experts.gate_up"), weights.mapped("experts.down")
-            linear = weights.ops.linear
-            return [(linear(a), linear(b)) for a, b in zip(into, out, strict=True)]
+            names = ("experts.gate_up", "experts.down")
+            packed = (
+                tuple(weights.ops.linear(weights.mapped(name, row)) for name in names)
+                for row in range(self.kind.num_experts)
+            )
+            return [(into, out) for into, out in packed]
         places = (weights.within(f"experts.{index}.") for index in range(self.kind.num_experts))
         return [(place.linear(*self.expert.inputs), place.linear("down_proj")) for place in places]
 
@@ -189,3 +192,18 @@ def nemotron_moe(config: HfConfig, kind: LayerKind) -> MoePlan:
         choice_bias=True,
         wide_router=True,
     )
+
+
+def jamba_moe(config: HfConfig, kind: LayerKind) -> MoePlan:
+    """Jamba's: the best of the softmax over all experts, as they are."""
+    assert isinstance(kind, Moe)
+    act = choice(config, "hidden_act", "silu", activation.names(kind.gated))
+    return MoePlan(kind, act, RouterRule("softmax_then_top", kind.experts_per_token))
+
+
+def qwen_moe(config: HfConfig, kind: LayerKind) -> MoePlan:
+    """Qwen3-Next's: likewise, divided by their sum where `norm_topk_prob` says so."""
+    assert isinstance(kind, Moe)
+    act = choice(config, "hidden_act", "silu", activation.names(kind.gated))
+    renormalise = config.flag("norm_topk_prob", True)
+    return MoePlan(kind, act, RouterRule("softmax_then_top", kind.experts_per_token, renormalise))

@@ -16,6 +16,18 @@ def number(config: HfConfig, name: str, default: float | None = None) -> float:
     return float(value)
 
 
+def numbers(config: HfConfig, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    """As many finite numbers as `default` has in list field `name`, or `default`."""
+    if not config.has(name):
+        return default
+    value = config.fields[name]
+    items = value if isinstance(value, list | tuple) else []
+    good = [float(v) for v in items if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(good) != len(items) or len(good) != len(default) or not all(map(math.isfinite, good)):
+        raise config.error(name, f"a list of {len(default)} numbers")
+    return tuple(good)
+
+
 def fraction(config: HfConfig, name: str, default: float) -> float:
     """Number in field `name` in (0, 1], or `default` when it is absent or null."""
     value = number(config, name, default)

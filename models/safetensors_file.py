@@ -18,6 +18,8 @@ DTYPES = MappingProxyType(
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
+_PIECE_BYTES = 1 << 24
+"""Of a copy made in pieces: enough for the time to be the disk's, little beside any model."""
 
 
 class TensorEntry(NamedTuple):
@@ -29,6 +31,25 @@ class TensorEntry(NamedTuple):
     start: int
     """Byte of the file where its data begin."""
     num_bytes: int
+
+    def rows(self, start: int, stop: int) -> "TensorEntry":
+        """The part [start, stop) of the first dimension."""
+        assert 0 <= start <= stop <= self.shape[0]
+        row = self.num_bytes // self.shape[0] if self.num_bytes else 0
+        return self._replace(
+            shape=(stop - start, *self.shape[1:]), start=self.start + start * row, num_bytes=(stop - start) * row
+        )
+
+    def copy(self, dtype: torch.dtype) -> Tensor:
+        """A copy in `dtype`, made in pieces so that little of the file is mapped at a time."""
+        if self.num_bytes <= _PIECE_BYTES or not self.shape:
+            return self.read().to(dtype, copy=True)
+        target = torch.empty(self.shape, dtype=dtype)
+        step = max(1, _PIECE_BYTES * self.shape[0] // self.num_bytes)
+        for start in range(0, self.shape[0], step):
+            stop = min(start + step, self.shape[0])
+            target[start:stop] = self.rows(start, stop).read()
+        return target
 
     def read(self) -> Tensor:
         """The tensor, backed by a private map of its own bytes that ends with the last view of it."""
