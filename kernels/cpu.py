@@ -13,30 +13,22 @@ from hybridcache.kernels.arguments import (
     GatedDeltaArgs,
     Mamba1Args,
     Mamba2Args,
-    MapArgs,
-    NormArgs,
-    RopeArgs,
-    RopeTableArgs,
-    SoftmaxArgs,
     StoreArgs,
-    TopKArgs,
 )
 from hybridcache.kernels.build import Library
+from hybridcache.kernels.cpu_rows import CpuRowOps
 from hybridcache.kernels.linear import LinearMethod, LinearPacker, rows_agree
-from hybridcache.kernels.operands import NO_ROWS, BatchArgs, Operands, Rows
-from hybridcache.kernels.ops import Linear, Numerics, Ops
+from hybridcache.kernels.operands import BatchArgs, Operands, out_rows, sizes, threads_for
+from hybridcache.kernels.ops import Linear, Numerics
 from hybridcache.kernels.packed import PackedBatch
 
-SILU, SIGMOID, SOFTPLUS, GELU, GELU_TANH, RELU2 = range(6)  # the order of the enum in rows.cpp
 KERNELS = (
     "causal_conv1d", "mamba1_scan", "mamba2_scan", "gated_delta_scan", "store_kv", "paged_attention",
     "map", "rms_norm", "softmax", "top_k", "rope_table", "rope", "linear",
 )  # fmt: skip
-GRAIN = 16_384
-"""Multiply-adds per thread below which another thread costs more than it brings; no result depends on it."""
 
 
-class CpuOps(Ops):
+class CpuOps(CpuRowOps):
     """All operations on the CPU, float32 inside, with the number of threads that torch has."""
 
     name = "cpu"
@@ -49,7 +41,7 @@ class CpuOps(Ops):
         self_test: Callable[[Linear], bool] = rows_agree,
     ) -> None:
         self.library = library
-        self._c = ctypes.CDLL(str(library.path))
+        super().__init__(ctypes.CDLL(str(library.path)))
         for name in KERNELS:
             getattr(self._c, f"hc_{name}").restype = None
         self._c.hc_panel.restype = ctypes.c_int64
@@ -70,12 +62,12 @@ class CpuOps(Ops):
     ) -> Tensor:
         if activation not in ("silu", None):
             raise ValueError(f"causal_conv1d: activation is {activation!r}; use 'silu' or None")
-        operands, (channels, width) = Operands("causal_conv1d"), _sizes("causal_conv1d: weight", weight, 2)
+        operands, (channels, width) = Operands("causal_conv1d"), sizes("causal_conv1d: weight", weight, 2)
         batch.check_slots(conv_state, "causal_conv1d: conv_state")
         out = torch.empty(batch.num_tokens, channels)
         args = ConvArgs(
             operands.rows(x, "x", (batch.num_tokens, channels)),
-            _out(out),
+            out_rows(out),
             operands.whole(weight, "weight", (channels, width)),
             operands.whole(bias, "bias", (channels,)),
             operands.pool(conv_state, "conv_state", (channels, width - 1)),
@@ -99,7 +91,7 @@ class CpuOps(Ops):
         ssm_state: Tensor,
         batch: PackedBatch,
     ) -> Tensor:
-        operands, (channels, d_state) = Operands("mamba1_scan"), _sizes("mamba1_scan: A", A, 2)
+        operands, (channels, d_state) = Operands("mamba1_scan"), sizes("mamba1_scan: A", A, 2)
         batch.check_slots(ssm_state, "mamba1_scan: ssm_state")
         rows = batch.num_tokens
         out = torch.empty(rows, channels)
@@ -109,7 +101,7 @@ class CpuOps(Ops):
             operands.optional_rows(z, "z", (rows, channels)),
             operands.rows(B, "B", (rows, d_state)),
             operands.rows(C, "C", (rows, d_state)),
-            _out(out),
+            out_rows(out),
             operands.whole(A, "A", (channels, d_state)),
             operands.whole(D, "D", (channels,)),
             operands.whole(dt_bias, "dt_bias", (channels,)),
@@ -134,8 +126,8 @@ class CpuOps(Ops):
         batch: PackedBatch,
     ) -> Tensor:
         operands, rows = Operands("mamba2_scan"), batch.num_tokens
-        _, heads, head_dim = _sizes("mamba2_scan: x", x, 3)
-        _, groups, d_state = _sizes("mamba2_scan: B", B, 3)
+        _, heads, head_dim = sizes("mamba2_scan: x", x, 3)
+        _, groups, d_state = sizes("mamba2_scan: B", B, 3)
         if groups == 0 or heads % groups:
             raise ValueError(f"mamba2_scan: {heads} heads are no multiple of {groups} groups")
         batch.check_slots(ssm_state, "mamba2_scan: ssm_state")
@@ -145,7 +137,7 @@ class CpuOps(Ops):
             operands.rows(dt, "dt", (rows, heads)),
             operands.rows(B, "B", (rows, groups, d_state)),
             operands.rows(C, "C", (rows, groups, d_state)),
-            _out(out),
+            out_rows(out),
             operands.whole(A, "A", (heads,)),
             operands.whole(D, "D", (heads,)),
             operands.whole(dt_bias, "dt_bias", (heads,)),
@@ -172,8 +164,8 @@ class CpuOps(Ops):
         l2norm: bool,
     ) -> Tensor:
         operands, rows = Operands("gated_delta_scan"), batch.num_tokens
-        _, key_heads, key_dim = _sizes("gated_delta_scan: k", k, 3)
-        _, value_heads, value_dim = _sizes("gated_delta_scan: v", v, 3)
+        _, key_heads, key_dim = sizes("gated_delta_scan: k", k, 3)
+        _, value_heads, value_dim = sizes("gated_delta_scan: v", v, 3)
         if key_heads == 0 or value_heads % key_heads:
             raise ValueError(f"gated_delta_scan: {value_heads} value heads are no multiple of {key_heads}")
         batch.check_slots(ssm_state, "gated_delta_scan: ssm_state")
@@ -184,7 +176,7 @@ class CpuOps(Ops):
             operands.rows(v, "v", (rows, value_heads, value_dim)),
             operands.rows(log_decay, "log_decay", (rows, value_heads)),
             operands.rows(beta, "beta", (rows, value_heads)),
-            _out(out),
+            out_rows(out),
             operands.pool(ssm_state, "ssm_state", (value_heads, key_dim, value_dim)),
             key_heads,
             value_heads,
@@ -198,7 +190,7 @@ class CpuOps(Ops):
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PackedBatch) -> None:
         operands = Operands("store_kv")
-        _, block_size, kv_heads, head_dim = _sizes("store_kv: k_cache", k_cache, 4)
+        _, block_size, kv_heads, head_dim = sizes("store_kv: k_cache", k_cache, 4)
         batch.check_blocks(k_cache, "store_kv: k_cache")
         batch.check_blocks(v_cache, "store_kv: v_cache")
         args = StoreArgs(
@@ -222,8 +214,8 @@ class CpuOps(Ops):
         soft_cap: float | None = None,
     ) -> Tensor:
         operands = Operands("paged_attention")
-        _, heads, head_dim = _sizes("paged_attention: q", q, 3)
-        _, block_size, kv_heads, _ = _sizes("paged_attention: k_cache", k_cache, 4)
+        _, heads, head_dim = sizes("paged_attention: q", q, 3)
+        _, block_size, kv_heads, _ = sizes("paged_attention: k_cache", k_cache, 4)
         if kv_heads == 0 or heads % kv_heads:
             raise ValueError(f"paged_attention: {heads} query heads are no multiple of {kv_heads} KV heads")
         if window is not None and window < 1:
@@ -235,7 +227,7 @@ class CpuOps(Ops):
         out = torch.empty(batch.num_tokens, heads, head_dim)
         args = AttentionArgs(
             operands.rows(q, "q", (batch.num_tokens, heads, head_dim)),
-            _out(out),
+            out_rows(out),
             operands.pool(k_cache, "k_cache", (block_size, kv_heads, head_dim)),
             operands.pool(v_cache, "v_cache", (block_size, kv_heads, head_dim)),
             heads,
@@ -248,148 +240,9 @@ class CpuOps(Ops):
         self._run("paged_attention", args, batch, batch.num_pairs * heads * head_dim * 2)
         return out.to(q.dtype)
 
-    def rms_norm(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        eps: float,
-        *,
-        gate: Tensor | None = None,
-        norm_before_gate: bool = False,
-        groups: int = 1,
-        add_unit_offset: bool = False,
-    ) -> Tensor:
-        operands, width = Operands("rms_norm"), x.shape[-1]
-        if groups < 1 or width % groups:
-            raise ValueError(f"rms_norm: width {width} is no multiple of groups {groups}")
-        if gate is not None and gate.shape != x.shape:
-            raise ValueError(f"rms_norm: gate has shape {tuple(gate.shape)}; expected {tuple(x.shape)}")
-        rows = x.numel() // max(width, 1)
-        out = torch.empty(x.shape)
-        args = NormArgs(
-            operands.rows(x.reshape(rows, width), "x", (rows, width)),
-            NO_ROWS if gate is None else operands.rows(gate.reshape(rows, width), "gate", (rows, width)),
-            Rows(out.data_ptr(), width),
-            operands.whole(weight, "weight", (width,)),
-            rows,
-            width,
-            groups,
-            not norm_before_gate,
-            eps,
-            1.0 if add_unit_offset else 0.0,
-        )
-        self._c.hc_rms_norm(ctypes.byref(args), _threads(x.numel() * 4))
-        return out.to(x.dtype)
-
-    def silu(self, x: Tensor) -> Tensor:
-        return self._map(SILU, x)
-
-    def sigmoid(self, x: Tensor) -> Tensor:
-        return self._map(SIGMOID, x)
-
-    def softplus(self, x: Tensor) -> Tensor:
-        return self._map(SOFTPLUS, x)
-
-    def gelu(self, x: Tensor) -> Tensor:
-        return self._map(GELU, x)
-
-    def gelu_tanh(self, x: Tensor) -> Tensor:
-        return self._map(GELU_TANH, x)
-
-    def relu2(self, x: Tensor) -> Tensor:
-        return self._map(RELU2, x)
-
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        return self._map(SILU, gate, up)
-
-    def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        return self._map(GELU, gate, up)
-
-    def gelu_tanh_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        return self._map(GELU_TANH, gate, up)
-
-    def softmax(self, x: Tensor) -> Tensor:
-        operands, width = Operands("softmax"), x.shape[-1]
-        rows = x.numel() // max(width, 1)
-        out = torch.empty(x.shape)
-        args = SoftmaxArgs(
-            operands.rows(x.reshape(rows, width), "x", (rows, width)),
-            Rows(out.data_ptr(), width),
-            rows,
-            width,
-        )
-        self._c.hc_softmax(ctypes.byref(args), _threads(x.numel() * 16))
-        return out
-
-    def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        operands, (rows, width) = Operands("top_k"), _sizes("top_k: x", x, 2)
-        if not 1 <= k <= width:
-            raise ValueError(f"top_k: k is {k}; it must be 1 to {width}")
-        values, indices = torch.empty(rows, k), torch.empty(rows, k, dtype=torch.int64)
-        args = TopKArgs(
-            operands.rows(x, "x", (rows, width)), _out(values), indices.data_ptr(), rows, width, k
-        )
-        self._c.hc_top_k(ctypes.byref(args), _threads(x.numel() * 4))
-        return values.to(x.dtype), indices
-
-    def rope_table(self, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
-        operands, (width,) = Operands("rope_table"), _sizes("rope_table: inv_freq", inv_freq, 1)
-        (rows,) = _sizes("rope_table: positions", positions, 1)
-        if positions.dtype != torch.int64:
-            raise ValueError(f"rope_table: positions are {positions.dtype}; use int64")
-        positions = positions.contiguous()
-        cos, sin = torch.empty(rows, width), torch.empty(rows, width)
-        args = RopeTableArgs(
-            positions.data_ptr(),
-            operands.whole(inv_freq, "inv_freq", (width,)),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            rows,
-            width,
-            scaling,
-        )
-        self._c.hc_rope_table(ctypes.byref(args), _threads(rows * width * 100))
-        return cos, sin
-
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        operands, (rows, heads, head_dim) = Operands("rope"), _sizes("rope: x", x, 3)
-        _, pairs = _sizes("rope: cos", cos, 2)
-        if 2 * pairs > head_dim:
-            raise ValueError(f"rope: cos has {pairs} pairs; x has head_dim {head_dim}, room for half as many")
-        out = torch.empty(x.shape)
-        args = RopeArgs(
-            operands.rows(x, "x", (rows, heads, head_dim)),
-            _out(out),
-            operands.whole(cos, "cos", (rows, pairs)),
-            operands.whole(sin, "sin", (rows, pairs)),
-            rows,
-            heads,
-            head_dim,
-            pairs,
-        )
-        self._c.hc_rope(ctypes.byref(args), _threads(x.numel() * 2))
-        return out.to(x.dtype)
-
-    def _map(self, function: int, x: Tensor, factor: Tensor | None = None) -> Tensor:
-        operands, width = Operands("elementwise operation"), x.shape[-1]
-        if factor is not None and factor.shape != x.shape:
-            raise ValueError(f"gate has shape {tuple(x.shape)} and up {tuple(factor.shape)}; they must agree")
-        rows = x.numel() // max(width, 1)
-        out = torch.empty(x.shape)
-        args = MapArgs(
-            operands.rows(x.reshape(rows, width), "x", (rows, width)),
-            NO_ROWS if factor is None else operands.rows(factor.reshape(rows, width), "up", (rows, width)),
-            Rows(out.data_ptr(), width),
-            rows,
-            width,
-            function,
-        )
-        self._c.hc_map(ctypes.byref(args), _threads(x.numel() * 16))
-        return out.to(x.dtype)
-
     def _run(self, kernel: str, args: ctypes.Structure, batch: PackedBatch, work: int) -> None:
         run = getattr(self._c, f"hc_{kernel}")
-        run(ctypes.byref(args), ctypes.byref(self._batch_args(batch)), _threads(work))
+        run(ctypes.byref(args), ctypes.byref(self._batch_args(batch)), threads_for(work))
 
     def _batch_args(self, batch: PackedBatch) -> BatchArgs:
         """The batch's structure; the last one is kept, since all layers of a pass share it."""
@@ -398,18 +251,3 @@ class CpuOps(Ops):
             args = BatchArgs.of(batch)
             self._batch = (batch, args)
         return args
-
-
-def _threads(work: int) -> ctypes.c_int64:
-    """Threads for so many multiply-adds."""
-    return ctypes.c_int64(max(1, min(torch.get_num_threads(), work // GRAIN)))
-
-
-def _out(out: Tensor) -> Rows:
-    return Rows(out.data_ptr(), out.stride(0))
-
-
-def _sizes(name: str, x: Tensor, dimensions: int) -> tuple[int, ...]:
-    if x.dim() != dimensions:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {dimensions} dimensions")
-    return tuple(x.shape)

@@ -13,6 +13,9 @@ DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType(
     {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 )
 
+GRAIN = 16_384
+"""Multiply-adds per thread below which another thread costs more than it brings; no result depends on it."""
+
 
 class Rows(ctypes.Structure):
     """float32 rows, contiguous within a row."""
@@ -128,3 +131,20 @@ def _inner_contiguous(x: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def threads_for(work: int) -> ctypes.c_int64:
+    """Threads for so many multiply-adds."""
+    return ctypes.c_int64(max(1, min(torch.get_num_threads(), work // GRAIN)))
+
+
+def out_rows(out: Tensor) -> Rows:
+    """A new float32 result as rows."""
+    return Rows(out.data_ptr(), out.stride(0))
+
+
+def sizes(name: str, x: Tensor, dimensions: int) -> tuple[int, ...]:
+    """x's shape; ValueError for another number of dimensions."""
+    if x.dim() != dimensions:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {dimensions} dimensions")
+    return tuple(x.shape)

@@ -23,13 +23,15 @@ POLICIES = ["hybridcache.policies"]
 OUTER = ["hybridcache.experiments", "hybridcache.models", "hybridcache.kernels", "hybridcache.conf"]
 HEAVY = ["torch", "hydra", "omegaconf", "pyarrow", "matplotlib", "tqdm", "wandb"]
 CLOCK = ["time", "datetime"]
-TENSORS = ["hybridcache.arena", "hybridcache.storage", "hybridcache.runner"]
+TENSORS = ["hybridcache.arena", "hybridcache.storage", "hybridcache.runner", "hybridcache.cli"]
 
 UNKNOWN_TO = {
     "hybridcache.tree": [*SPEC, *POOL, *CACHE, *POLICIES],
     "hybridcache.pool": ["hybridcache"],
     "hybridcache.spec": [*TREE, *POOL, *CACHE, *POLICIES],
     "hybridcache.storage": [*TREE, *CACHE[:2], *POLICIES, *OUTER],
+    "hybridcache.runner": [*CACHE[:2], *POLICIES, "hybridcache.experiments", "hybridcache.models"],
+    "hybridcache.step": [*CACHE[:2], *POLICIES, *OUTER],
     "hybridcache.arena": [*TREE, *CACHE, *POLICIES, *OUTER],
     "hybridcache.policies": [*TREE, *POOL, *CACHE],
     "hybridcache.models": [*TREE, *POOL, *CACHE, *POLICIES, "hybridcache.experiments"],

@@ -1,0 +1,158 @@
+"""Backend `cpu`: the operations on rows, which know no batch."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from hybridcache.kernels.arguments import MapArgs, NormArgs, RopeArgs, RopeTableArgs, SoftmaxArgs, TopKArgs
+from hybridcache.kernels.operands import NO_ROWS, Operands, Rows, out_rows, sizes, threads_for
+from hybridcache.kernels.ops import Ops
+
+SILU, SIGMOID, SOFTPLUS, GELU, GELU_TANH, RELU2 = range(6)  # the order of the enum in rows.cpp
+
+
+class CpuRowOps(Ops):
+    """Norms, activations, softmax, largest elements and rotary positions; `CpuOps` adds the rest."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._c = library
+
+    def rms_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        *,
+        gate: Tensor | None = None,
+        norm_before_gate: bool = False,
+        groups: int = 1,
+        add_unit_offset: bool = False,
+    ) -> Tensor:
+        operands, width = Operands("rms_norm"), x.shape[-1]
+        if groups < 1 or width % groups:
+            raise ValueError(f"rms_norm: width {width} is no multiple of groups {groups}")
+        if gate is not None and gate.shape != x.shape:
+            raise ValueError(f"rms_norm: gate has shape {tuple(gate.shape)}; expected {tuple(x.shape)}")
+        rows = x.numel() // max(width, 1)
+        out = torch.empty(x.shape)
+        args = NormArgs(
+            operands.rows(x.reshape(rows, width), "x", (rows, width)),
+            NO_ROWS if gate is None else operands.rows(gate.reshape(rows, width), "gate", (rows, width)),
+            Rows(out.data_ptr(), width),
+            operands.whole(weight, "weight", (width,)),
+            rows,
+            width,
+            groups,
+            not norm_before_gate,
+            eps,
+            1.0 if add_unit_offset else 0.0,
+        )
+        self._c.hc_rms_norm(ctypes.byref(args), threads_for(x.numel() * 4))
+        return out.to(x.dtype)
+
+    def silu(self, x: Tensor) -> Tensor:
+        return self._map(SILU, x)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return self._map(SIGMOID, x)
+
+    def softplus(self, x: Tensor) -> Tensor:
+        return self._map(SOFTPLUS, x)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        return self._map(GELU, x)
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        return self._map(GELU_TANH, x)
+
+    def relu2(self, x: Tensor) -> Tensor:
+        return self._map(RELU2, x)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self._map(SILU, gate, up)
+
+    def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self._map(GELU, gate, up)
+
+    def gelu_tanh_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self._map(GELU_TANH, gate, up)
+
+    def softmax(self, x: Tensor) -> Tensor:
+        operands, width = Operands("softmax"), x.shape[-1]
+        rows = x.numel() // max(width, 1)
+        out = torch.empty(x.shape)
+        args = SoftmaxArgs(
+            operands.rows(x.reshape(rows, width), "x", (rows, width)),
+            Rows(out.data_ptr(), width),
+            rows,
+            width,
+        )
+        self._c.hc_softmax(ctypes.byref(args), threads_for(x.numel() * 16))
+        return out
+
+    def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        operands, (rows, width) = Operands("top_k"), sizes("top_k: x", x, 2)
+        if not 1 <= k <= width:
+            raise ValueError(f"top_k: k is {k}; it must be 1 to {width}")
+        values, indices = torch.empty(rows, k), torch.empty(rows, k, dtype=torch.int64)
+        args = TopKArgs(
+            operands.rows(x, "x", (rows, width)), out_rows(values), indices.data_ptr(), rows, width, k
+        )
+        self._c.hc_top_k(ctypes.byref(args), threads_for(x.numel() * 4))
+        return values.to(x.dtype), indices
+
+    def rope_table(self, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
+        operands, (width,) = Operands("rope_table"), sizes("rope_table: inv_freq", inv_freq, 1)
+        (rows,) = sizes("rope_table: positions", positions, 1)
+        if positions.dtype != torch.int64:
+            raise ValueError(f"rope_table: positions are {positions.dtype}; use int64")
+        positions = positions.contiguous()
+        cos, sin = torch.empty(rows, width), torch.empty(rows, width)
+        args = RopeTableArgs(
+            positions.data_ptr(),
+            operands.whole(inv_freq, "inv_freq", (width,)),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            rows,
+            width,
+            scaling,
+        )
+        self._c.hc_rope_table(ctypes.byref(args), threads_for(rows * width * 100))
+        return cos, sin
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        operands, (rows, heads, head_dim) = Operands("rope"), sizes("rope: x", x, 3)
+        _, pairs = sizes("rope: cos", cos, 2)
+        if 2 * pairs > head_dim:
+            raise ValueError(f"rope: cos has {pairs} pairs; x has head_dim {head_dim}, room for half as many")
+        out = torch.empty(x.shape)
+        args = RopeArgs(
+            operands.rows(x, "x", (rows, heads, head_dim)),
+            out_rows(out),
+            operands.whole(cos, "cos", (rows, pairs)),
+            operands.whole(sin, "sin", (rows, pairs)),
+            rows,
+            heads,
+            head_dim,
+            pairs,
+        )
+        self._c.hc_rope(ctypes.byref(args), threads_for(x.numel() * 2))
+        return out.to(x.dtype)
+
+    def _map(self, function: int, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        operands, width = Operands("elementwise operation"), x.shape[-1]
+        if factor is not None and factor.shape != x.shape:
+            raise ValueError(f"gate has shape {tuple(x.shape)} and up {tuple(factor.shape)}; they must agree")
+        rows = x.numel() // max(width, 1)
+        out = torch.empty(x.shape)
+        args = MapArgs(
+            operands.rows(x.reshape(rows, width), "x", (rows, width)),
+            NO_ROWS if factor is None else operands.rows(factor.reshape(rows, width), "up", (rows, width)),
+            Rows(out.data_ptr(), width),
+            rows,
+            width,
+            function,
+        )
+        self._c.hc_map(ctypes.byref(args), threads_for(x.numel() * 16))
+        return out.to(x.dtype)

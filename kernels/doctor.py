@@ -1,0 +1,69 @@
+"""What `hybridcache doctor` prints: where the kernels run, with what, and how exactly."""
+
+import importlib.metadata
+import platform
+import warnings
+from pathlib import Path
+
+import torch
+
+from hybridcache.kernels.build import BuildError
+from hybridcache.kernels.cpu import CpuOps
+from hybridcache.kernels.dispatch import build_ops
+from hybridcache.kernels.linear import TEST_ROWS
+from hybridcache.kernels.ops import Ops
+
+PACKAGES = ("hybridcache", "torch", "transformers", "safetensors", "tokenizers", "numpy")
+TRIED_SHAPES = ((256, 128), (1_024, 2_048), (1, 384))
+"""[out, in] of the weights that the linears' self-test is shown on; a model tries its own when it loads."""
+
+
+def report(backend: str | None = None) -> str:
+    """One line a fact; compiles the kernels if they are not there. ValueError for an unknown backend."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            facts = _facts(build_ops(backend))
+        except BuildError as error:
+            facts = {"kernels": f"none: {error}"}
+    lines = {"device": _device(), "python": platform.python_version(), **_versions(), **facts}
+    width = max(map(len, lines))
+    notes = [f"note: {warning.message}" for warning in caught]
+    return "\n".join([*(f"{name:{width}}  {value}" for name, value in lines.items()), *notes])
+
+
+def _facts(ops: Ops) -> dict[str, str]:
+    if not isinstance(ops, CpuOps):
+        return {"kernels": f"{ops.name}: plain torch", "compiler": "none", "numerics": ops.numerics}
+    library = ops.library
+    methods = {shape: ops.linear(torch.ones(shape)).method for shape in TRIED_SHAPES}
+    tried = ", ".join(f"{method} at {out} x {width}" for (out, width), method in methods.items())
+    return {
+        "kernels": f"{ops.name}: {library.path} ({'compiled now' if library.compiled_now else 'found'})",
+        "compiler": library.compiler,
+        "linears": f"{tried}; rows compared at {', '.join(map(str, TEST_ROWS))} rows",
+        "numerics": ops.numerics,
+    }
+
+
+def _device() -> str:
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass  # not Linux: the name above stands
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"cpu: {name}, {capability}, {torch.get_num_threads()} threads"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
