@@ -22,6 +22,7 @@ def audit(store: CachedTree, leases: dict[int, Lease]) -> None:
     blocks: list[NDArray[np.int64]] = [lease.blocks for lease in leases.values()]
     slots = [lease.slot for lease in leases.values() if lease.slot is not None]
     slots += [lease.staged[1] for lease in leases.values() if lease.staged is not None]
+    slots += [emit.slot for lease in leases.values() for emit in lease.emits]
     num_nodes = 0
     for root in roots:
         assert root.leases == sum(lease.root is root for lease in leases.values()), root
@@ -116,7 +117,8 @@ def _audit_lease(store: CachedTree, lease: Lease) -> None:
     blocks = store.blocks
     assert not lease.ended and lease.hit <= lease.num_computed, lease
     assert lease.planned == sorted(lease.kinds), lease
-    assert all(position >= lease.num_computed for position in lease.planned), lease
+    passed = {position for position in lease.planned if position < lease.num_computed}
+    assert passed <= {emit.position for emit in lease.emits} <= set(lease.planned), lease
     assert lease.num_computed <= max(lease.node.stop, 0) or (
         blocks.blocks_for(lease.num_computed) <= blocks.index(lease.node.stop) + len(lease.blocks)
     ), lease

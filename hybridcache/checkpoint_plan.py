@@ -25,9 +25,9 @@ def add_awaited(lease: Lease, position: int, recurrent: bool) -> None:
         insort(lease.planned, position)
 
 
-def pop_planned(lease: Lease, admission: AdmissionPolicy, block_size: int) -> None:
-    """The first planned position has been dealt with: nobody need wait for it any longer."""
-    position = lease.planned.pop(0)
+def end_planned(lease: Lease, position: int, admission: AdmissionPolicy, block_size: int) -> None:
+    """A planned position has been dealt with: nobody need wait for it any longer."""
+    lease.planned.remove(position)
     del lease.kinds[position]
     lease.awaited.discard(position)
     if not lease.planned:

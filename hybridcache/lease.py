@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from hybridcache.node import FOREVER, NO_IDS, TOKEN_BYTES, Node, Root
 from hybridcache.pool import Ids
 from hybridcache.prefix_hash import Digest
@@ -21,6 +23,14 @@ class BlockCopy(NamedTuple):
     src_block: int
     dst_block: int
     num_tokens: int
+
+
+class StateEmit(NamedTuple):
+    """Write the state at a position that a step passes to a slot, in the pass itself."""
+
+    position: int
+    """Tokens from the start of the sequence."""
+    slot: int
 
 
 class Wait(NamedTuple):
@@ -50,7 +60,7 @@ class Lease:
 
     __slots__ = (
         "id", "root", "prompt", "generated", "num_prompt", "hit", "matched", "lost", "digest", "ttl_seconds",
-        "slot", "node", "source", "blocks", "num_computed", "planned", "kinds", "staged", "awaited",
+        "slot", "node", "source", "blocks", "num_computed", "planned", "kinds", "staged", "emits", "awaited",
         "interval_nodes", "state_copy", "block_copy", "kv_start", "ended",
     )  # fmt: skip
 
@@ -87,6 +97,8 @@ class Lease:
         """Kind of each planned position."""
         self.staged: tuple[int, int] | None = None
         """Position and slot of a checkpoint that is being copied."""
+        self.emits: list[StateEmit] = []
+        """Checkpoints that the running step writes, ascending."""
         self.awaited: set[int] = set()
         """Positions that other requests wait for."""
         self.interval_nodes: list[Node] = []
@@ -104,6 +116,21 @@ class Lease:
     def num_tokens(self) -> int:
         """Tokens known: the prompt and what was computed beyond it."""
         return self.num_prompt + len(self.generated) // TOKEN_BYTES
+
+    def block_table(self, block_size: int) -> Ids:
+        """Ids of the blocks of tokens from 0 on, up to the last one reserved.
+
+        Where nodes of the path share a block index, the deeper one's holds all tokens of the path in it,
+        and the lease's own block holds those of its whole path.
+        """
+        parts, first = [self.blocks], self.node.stop // block_size
+        node: Node | None = self.node
+        while node is not None:
+            start = node.start // block_size
+            parts.append(node.blocks[: max(first - start, 0)])
+            first = min(first, start)
+            node = node.parent
+        return np.concatenate(parts[::-1])
 
     def edge(self, start: int, stop: int) -> bytes:
         """Token ids of [start, stop) as native uint32."""

@@ -69,7 +69,9 @@ class IdPool:
     made only when no freed one is left, so storage addressed by ids stays as small as the peak.
     """
 
-    __slots__ = ("name", "bytes_per_id", "budget", "num_ids", "num_used", "_free", "_num_free", "_refs")
+    __slots__ = (
+        "name", "bytes_per_id", "budget", "num_ids", "num_used", "_free", "_num_free", "_num_seen", "_refs",
+    )  # fmt: skip
 
     def __init__(self, name: PoolName, bytes_per_id: int, budget: MemoryBudget) -> None:
         self.name: PoolName = name
@@ -80,6 +82,8 @@ class IdPool:
         self.num_used = 0
         self._free = np.empty(64, dtype=np.int64)
         self._num_free = 0
+        self._num_seen = 0
+        """The free ids below this number have been free since the last ``drain_freed``."""
         self._refs = np.zeros(64, dtype=np.int32)
 
     def allocate(self, n: int) -> Ids:
@@ -91,6 +95,8 @@ class IdPool:
         ids = np.empty(n, dtype=np.int64)
         ids[:reused] = self._free[self._num_free - reused : self._num_free]
         self._num_free -= reused
+        if self._num_free < self._num_seen:
+            self._num_seen = self._num_free
         if reused < n:
             made = n - reused
             ids[reused:] = np.arange(self.num_ids, self.num_ids + made)
@@ -148,6 +154,8 @@ class IdPool:
         self.num_used += 1
         if self._num_free:
             self._num_free -= 1
+            if self._num_free < self._num_seen:
+                self._num_seen = self._num_free
             id_ = int(self._free[self._num_free])
         else:
             id_ = self.num_ids
@@ -156,6 +164,14 @@ class IdPool:
                 self._refs = grown(self._refs, self.num_ids)
         self._refs[id_] = 1
         return id_
+
+    def drain_freed(self) -> Ids:
+        """Ids that became free since the last call, at first ever, and still are. Freed ids are reused last
+        in, first out: what lies below the lowest level since then was free all the time.
+        """
+        ids = self._free[self._num_seen : self._num_free].copy()
+        self._num_seen = self._num_free
+        return ids
 
     def refs(self, id_: int) -> int:
         """How many hold ``id_``; 0 when it is free."""

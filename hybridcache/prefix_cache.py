@@ -7,9 +7,9 @@ import numpy as np
 
 from hybridcache.audit import audit
 from hybridcache.cached_tree import CachedTree
-from hybridcache.checkpoint_plan import add_awaited, make_plan, pop_planned
+from hybridcache.checkpoint_plan import add_awaited, end_planned, make_plan
 from hybridcache.ghost import NOTHING
-from hybridcache.lease import BlockCopy, Lease, StateCopy, Wait
+from hybridcache.lease import BlockCopy, Lease, StateCopy, StateEmit, Wait
 from hybridcache.loss import Lookup, lost_tokens
 from hybridcache.namespace import Namespace
 from hybridcache.node import FOREVER, NO_IDS, TOKEN_BYTES, Match, Root
@@ -17,7 +17,7 @@ from hybridcache.pending import longest_pending
 from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
 from hybridcache.policies.columns import FINAL, INTERVAL
 from hybridcache.policies.eviction import EvictionPolicy
-from hybridcache.pool import MemoryBudget
+from hybridcache.pool import Ids, MemoryBudget
 from hybridcache.prefix_hash import Digest
 from hybridcache.reclaimer import Reclaimer, held_by
 from hybridcache.spec import ModelSpec
@@ -219,7 +219,8 @@ class PrefixCache:
         """A step succeeded: ``tokens`` are the ids at positions from ``num_computed`` on.
 
         Their blocks must be reserved. Prompt tokens become matchable; generated ones do at the next
-        checkpoint or at ``finish``. A planned position that the step passed without stopping is skipped.
+        checkpoint or at ``finish``. A planned position that the step passed without stopping is skipped,
+        unless it wrote the state there (see ``emits``).
 
         Raises ValueError when ``tokens`` differ from the prompt, or were not reserved.
         """
@@ -232,16 +233,31 @@ class PrefixCache:
             raise ValueError(f"tokens [{start}, {stop}) have no blocks: call reserve before the step")
         raw = ids.tobytes()
         known = max(lease.num_prompt - start, 0) * TOKEN_BYTES
-        if not lease.prompt.startswith(raw[:known], start * TOKEN_BYTES):
+        if known and not lease.prompt.startswith(raw[:known], start * TOKEN_BYTES):
             raise ValueError(f"the tokens computed at [{start}, {stop}) are not the prompt's")
         lease.generated += raw[known:]
         lease.num_computed = stop
-        while lease.planned and lease.planned[0] < stop:
-            self.store.stats.checkpoints_skipped += 1
-            self._pop_planned(lease)
+        if lease.planned and lease.planned[0] < stop:
+            self._skip_passed(lease)
         if lease.awaited and not self.store.recurrent:
             lease.awaited -= {position for position in lease.awaited if position <= stop}
         self._insert(lease, min(stop, lease.num_prompt), now)
+
+    def emits(self, lease: Lease, stop: int, now: float) -> Sequence[StateEmit]:
+        """Slots for the states planned in (num_computed, stop], for a step that computes up to ``stop``.
+
+        The step writes them as it passes, so that a chunk need not end there. After the step call
+        ``computed``, then ``checkpointed``. A position without room is skipped.
+        """
+        self._active(lease)
+        assert lease.slot is not None and lease.staged is None and not lease.emits, lease
+        for position in [position for position in lease.planned if lease.num_computed < position <= stop]:
+            interval = lease.kinds[position] == INTERVAL
+            if (interval and not self._thin(lease, position)) or not self._room_for_state(lease, now):
+                self._skip(lease, position)
+            else:
+                lease.emits.append(StateEmit(position, self.store.slots.take()))
+        return tuple(lease.emits)
 
     def checkpoint(self, lease: Lease, now: float) -> StateCopy | None:
         """A slot for the state at ``num_computed``, which must be ``planned[0]``; None: skip it.
@@ -255,31 +271,46 @@ class PrefixCache:
         assert lease.slot is not None and lease.staged is None, lease
         position = lease.planned[0]
         if lease.kinds[position] == INTERVAL:
-            self._thin(lease)
-        if not lease.root.attached or not self._reclaimer.make_room("state", self.spec.checkpoint_bytes, now):
-            self.store.stats.checkpoints_skipped += 1
-            self._pop_planned(lease)
+            self._thin(lease, position)
+        if not self._room_for_state(lease, now):
+            self._skip(lease, position)
             return None
         slot = self.store.slots.take()
         lease.staged = (position, slot)
         return StateCopy(lease.slot, slot)
 
     def checkpointed(self, lease: Lease, now: float) -> None:
-        """The copy of ``checkpoint`` is issued: the position is matchable."""
+        """The copy of ``checkpoint`` is issued, or the step of ``emits`` is over: these are matchable.
+
+        Raises ValueError when ``computed`` has not passed the emits yet.
+        """
         self._active(lease)
-        if lease.staged is None:
-            return
-        position, slot = lease.staged
+        if lease.emits and lease.emits[-1].position > lease.num_computed:
+            raise ValueError(f"{lease.emits[-1]} lies beyond {lease.num_computed}: call computed first")
+        staged = [*lease.emits] if lease.staged is None else [lease.staged]
         lease.staged = None
-        if lease.root.attached:
-            self._insert(lease, position, now)
-            node = self.store.node_at(lease.node, position)
-            kind = lease.kinds[position]
-            if self.store.attach(node, slot, kind, now, now + lease.ttl_seconds) and kind == INTERVAL:
-                lease.interval_nodes.append(node)
-        else:
-            self.store.slots.free(slot)
-        self._pop_planned(lease)
+        lease.emits.clear()
+        for position, slot in staged:
+            if lease.root.attached:
+                self._insert(lease, position, now)
+                node = self.store.node_at(lease.node, position)
+                kind = lease.kinds[position]
+                if self.store.attach(node, slot, kind, now, now + lease.ttl_seconds) and kind == INTERVAL:
+                    lease.interval_nodes.append(node)
+            else:
+                self.store.slots.free(slot)
+            self._end_planned(lease, position)
+
+    def block_table(self, lease: Lease) -> Ids:
+        """Ids of the blocks of a lease's tokens from 0 on, reserved ones included. Modifies nothing."""
+        return lease.block_table(self.store.blocks.block_size)
+
+    def drain_freed(self) -> tuple[Ids, Ids]:
+        """Blocks and slots freed since the last call that are still free; storage gives up their memory.
+
+        The copies asked for so far may read from them, and are performed first.
+        """
+        return self.store.blocks.drain_freed(), self.store.slots.drain_freed()
 
     def finish(self, lease: Lease, keep_tokens: int, now: float) -> None:
         """End a lease (finished, aborted or preempted): keep what was computed up to ``keep_tokens``.
@@ -439,24 +470,40 @@ class PrefixCache:
         node.pins -= 1
         store.tidy(node)
 
-    def _thin(self, lease: Lease) -> None:
-        """Keep one request's interval checkpoints within a quarter of the budget.
+    def _thin(self, lease: Lease, position: int) -> bool:
+        """Keep one request's interval checkpoints within a quarter of the budget; whether one more fits.
 
         Beyond it the one goes whose loss costs the least recomputation: the one with the closest
-        neighbours.
+        neighbours. Those that the running step is to write stay.
         """
-        state = self.spec.checkpoint_bytes
+        most = self.budget.limits["state"] / 4 / self.spec.checkpoint_bytes
+        taken = len(lease.emits) + 1
+        if len(lease.interval_nodes) + taken <= most:
+            return True
         nodes = [node for node in lease.interval_nodes if node.slot is not None and not node.slot_pins]
-        if len(nodes) >= 2 and (len(nodes) + 1) * state > self.budget.limits["state"] / 4:
-            ends = [node.stop for node in nodes] + [lease.num_computed]
+        if len(nodes) >= 2 and len(nodes) + taken > most:
+            ends = [node.stop for node in nodes] + [position]
             gaps = [ends[i + 1] - (ends[i - 1] if i else 0) for i in range(len(nodes))]
             node = nodes.pop(gaps.index(min(gaps)))
             self.store.drop_slot(node)
             self.store.tidy(node)
         lease.interval_nodes = nodes
+        return taken == 1 or len(nodes) + taken <= most
 
-    def _pop_planned(self, lease: Lease) -> None:
-        pop_planned(lease, self.admission, self.store.blocks.block_size)
+    def _room_for_state(self, lease: Lease, now: float) -> bool:
+        return lease.root.attached and self._reclaimer.make_room("state", self.spec.checkpoint_bytes, now)
+
+    def _skip_passed(self, lease: Lease) -> None:
+        emitted = {emit.position for emit in lease.emits}
+        while passed := [at for at in lease.planned if at < lease.num_computed and at not in emitted]:
+            self._skip(lease, passed[0])
+
+    def _skip(self, lease: Lease, position: int) -> None:
+        self.store.stats.checkpoints_skipped += 1
+        self._end_planned(lease, position)
+
+    def _end_planned(self, lease: Lease, position: int) -> None:
+        end_planned(lease, position, self.admission, self.store.blocks.block_size)
 
     def _end_restore(self, lease: Lease) -> None:
         """The source checkpoint's pin ends."""
@@ -475,9 +522,10 @@ class PrefixCache:
         lease.ended = True
         del self.leases[lease.id]
         self._end_restore(lease)
-        if lease.staged is not None:
-            store.slots.free(lease.staged[1])
-            lease.staged = None
+        for _, slot in lease.emits if lease.staged is None else [lease.staged]:
+            store.slots.free(slot)
+        lease.staged = None
+        lease.emits.clear()
         if lease.slot is not None:
             store.slots.free(lease.slot)
             lease.slot = None

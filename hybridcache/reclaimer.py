@@ -32,7 +32,7 @@ def held_by(leases: Iterable[Lease]) -> Held:
         leased_blocks += len(lease.blocks)
         if len(lease.blocks) and len(lease.node.blocks) and lease.blocks[0] == lease.node.blocks[-1]:
             leased_blocks -= 1
-        leased_slots += (lease.slot is not None) + (lease.staged is not None)
+        leased_slots += (lease.slot is not None) + (lease.staged is not None) + len(lease.emits)
         while node is not None and node not in seen:
             seen.add(node)
             pinned_blocks += len(node.blocks)

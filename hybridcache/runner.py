@@ -1,0 +1,162 @@
+"""Runs steps with a model on real tensors."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hybridcache.kernels.packed import PackedBatch
+from hybridcache.lease import BlockCopy, StateCopy
+from hybridcache.pool import Ids
+from hybridcache.step import Runner, ScheduledSequence, StepBatch, StepResult
+from hybridcache.storage import Storage
+
+NO_STATE = -1
+"""Position of a slot that holds no state."""
+
+
+class Model(Protocol):
+    """What a runner needs of a model."""
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        batch: PackedBatch,
+        state: Sequence[Mapping[str, Tensor]],
+        logits_at: Tensor,
+        /,
+    ) -> Tensor:
+        """Computes `token_ids` int64 [T] -> logits float32 [R, vocab_size] of rows `logits_at` int64 [R]."""
+
+
+class ModelRunner(Runner):
+    """Performs copies, packs the sequences end to end without padding, and runs the model once over all.
+
+    Remembers at which position the state of every slot stands, so that a step never starts from a state that
+    nobody wrote, or from another position's; and storage remembers which blocks were written.
+    """
+
+    def __init__(self, model: Model, storage: Storage) -> None:
+        self.model = model
+        self.storage = storage
+        self._state_at: NDArray[np.int64] = np.full(storage.slots.num_ids, NO_STATE)
+        """Tokens before the state of each slot [num_slots]."""
+
+    def copy(self, state_copies: Sequence[StateCopy]) -> None:
+        """Raises ValueError for ids that storage does not have and for slots without a state."""
+        self._perform(state_copies, ())
+
+    def execute(self, step: StepBatch) -> StepResult:
+        """Raises ValueError, before anything is changed, for a batch whose shapes, ids or tokens cannot be;
+        after the copies, for a sequence whose state or KV is not there. FloatingPointError when logits
+        are NaN.
+        """
+        batch = self._packed(step.sequences)
+        self._perform(step.state_copies, step.block_copies)
+        self.storage.released(step.freed_blocks, step.freed_slots)
+        self._state_at[step.freed_slots] = NO_STATE
+        for index, sequence in enumerate(step.sequences):
+            self._check_past(index, sequence)
+
+        slots, places = _written(batch)
+        self.storage.slots.write(slots)
+        self.storage.blocks.write(places // self.storage.block_size)
+        # Until the pass is over these slots hold states of no position.
+        self._state_at[slots] = NO_STATE
+        counts = np.array([s.num_logits for s in step.sequences], dtype=np.int64)
+        result = _result(self._forward(step.sequences, batch, counts), counts)
+        for sequence in step.sequences:
+            if sequence.slot is not None:
+                self._state_at[sequence.slot] = sequence.stop
+            for position, slot in sequence.emits:
+                self._state_at[slot] = position
+        return result
+
+    def _packed(self, sequences: Sequence[ScheduledSequence]) -> PackedBatch:
+        """The batch, all of it checked that can be before the copies are performed."""
+        spec, blocks, slots = self.storage.spec, self.storage.blocks, self.storage.slots
+        for index, sequence in enumerate(sequences):
+            if (token := int(sequence.tokens.max())) >= spec.vocab_size:
+                raise ValueError(f"sequence {index} has token {token}; the vocabulary has {spec.vocab_size}")
+            if (sequence.slot is None) != (spec.checkpoint_bytes == 0):
+                raise ValueError(
+                    f"sequence {index} has slot {sequence.slot}, its state {spec.checkpoint_bytes} bytes: "
+                    "a running slot is what a model with recurrent layers needs, and no other"
+                )
+            if (not len(sequence.block_ids)) != (spec.kv_bytes_per_token == 0):
+                raise ValueError(
+                    f"sequence {index} has {len(sequence.block_ids)} blocks, its KV a token "
+                    f"{spec.kv_bytes_per_token} bytes: blocks are what attention needs, and no other layer"
+                )
+            blocks.check(sequence.block_ids)
+        batch = PackedBatch.build(
+            [len(s.tokens) for s in sequences],
+            slots=[-1 if s.slot is None else s.slot for s in sequences],
+            has_state=[s.has_state for s in sequences],
+            num_computed=[s.start for s in sequences],
+            emits=[[(emit.position - s.start, emit.slot) for emit in s.emits] for s in sequences],
+            block_tables=[s.block_ids.tolist() for s in sequences],
+            block_size=self.storage.block_size,
+            kv_start=[s.kv_start for s in sequences],
+        )
+        written, places = _written(batch)
+        slots.check(written)
+        if len(places) != len(np.unique(places)):
+            raise ValueError("two sequences of the step write the KV of one place: a block has one writer")
+        return batch
+
+    def _perform(self, state_copies: Sequence[StateCopy], block_copies: Sequence[BlockCopy]) -> None:
+        self.storage.perform(state_copies, block_copies)
+        for source, target in state_copies:
+            self._state_at[target] = self._state_at[source]
+
+    def _check_past(self, index: int, sequence: ScheduledSequence) -> None:
+        """The state at `start` and the KV of all tokens that are not written now must be there."""
+        if sequence.has_state and self._state_at[sequence.slot] != sequence.start:
+            raise ValueError(
+                f"sequence {index} goes on from {sequence.start} tokens; slot {sequence.slot} holds "
+                + (f"the state at {at}" if (at := self._state_at[sequence.slot]) >= 0 else "no state")
+            )
+        known = min(max(sequence.start, sequence.kv_start), sequence.stop)
+        past = sequence.block_ids[: -(-known // self.storage.block_size)]
+        if not self.storage.blocks.written[past].all():
+            missing = past[~self.storage.blocks.written[past]]
+            raise ValueError(f"sequence {index} reads the blocks {missing.tolist()}, which nobody wrote")
+
+    def _forward(
+        self, sequences: Sequence[ScheduledSequence], batch: PackedBatch, counts: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Logits [R, vocab_size] of the last `counts` [S] tokens of each sequence."""
+        if not sequences:
+            return np.empty((0, self.storage.spec.vocab_size), dtype=np.float32)
+        token_ids = torch.from_numpy(np.concatenate([s.tokens for s in sequences]).astype(np.int64))
+        rows = [np.arange(s.stop - n, s.stop) for s, n in zip(batch.sequences, counts.tolist(), strict=True)]
+        logits_at = torch.from_numpy(np.concatenate(rows).astype(np.int64))
+        device = self.storage.device
+        logits = self.model.forward(token_ids.to(device), batch, self.storage.states(), logits_at.to(device))
+        assert logits.shape == (len(logits_at), self.storage.spec.vocab_size), logits.shape
+        array: NDArray[np.float32] = logits.cpu().numpy()
+        return array
+
+
+def _written(batch: PackedBatch) -> tuple[Ids, NDArray[np.int64]]:
+    """The slots that a pass writes, and the places (block * block_size + offset) of the KV that it writes."""
+    running, mapping = batch.slots.numpy(), batch.slot_mapping.numpy()
+    return np.concatenate((running[running >= 0], batch.emit_slots.numpy())), mapping[mapping >= 0]
+
+
+def _result(logits: NDArray[np.float32], counts: NDArray[np.int64]) -> StepResult:
+    offsets = np.concatenate((np.zeros(1, dtype=np.int64), counts.cumsum()))
+    tokens = np.full(len(counts), -1, dtype=np.int64)
+    wanted = counts > 0
+    last = logits[offsets[1:][wanted] - 1]
+    if last.size:
+        tokens[wanted] = last.argmax(axis=1)
+        # The greatest of numbers of which one is NaN is NaN.
+        wrong = np.flatnonzero(wanted)[np.isnan(last.max(axis=1))]
+        if len(wrong):
+            raise FloatingPointError(f"the logits of the sequences {wrong.tolist()} are NaN")
+    return StepResult(tokens, logits, offsets)
