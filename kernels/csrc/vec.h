@@ -135,9 +135,8 @@ inline vf gelu(vf x) {
   const vf tail = 0.5f * t * q * exp(-y * y);
   return x * (x < 0.f ? tail : 1.f - tail);
 }
-inline vf gelu_tanh(vf x) {
-  const vf inner = 0.797884561f * fma(0.044715f * x, x * x, x);
-  return 0.5f * x * (1.f + tanh(inner));
+inline vf gelu_tanh(vf x) {  // (1 + tanh y) / 2 = 1 / (1 + exp(-2 y))
+  return x / (1.f + exp(-1.59576912f * fma(0.044715f * x, x * x, x)));
 }
 
 // VL x VL transpose: b[j * ldb + i] = a[i * lda + j]; only `rows` of a are read, the rest counts as zero.
