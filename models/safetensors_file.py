@@ -37,7 +37,9 @@ class TensorEntry(NamedTuple):
         assert 0 <= start <= stop <= self.shape[0]
         row = self.num_bytes // self.shape[0] if self.num_bytes else 0
         return self._replace(
-            shape=(stop - start, *self.shape[1:]), start=self.start + start * row, num_bytes=(stop - start) * row
+            shape=(stop - start, *self.shape[1:]),
+            start=self.start + start * row,
+            num_bytes=(stop - start) * row,
         )
 
     def copy(self, dtype: torch.dtype) -> Tensor:

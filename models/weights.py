@@ -27,7 +27,7 @@ class Weights:
         return replace(self, resolve=lambda name: self.resolve(prefix + name))
 
     def mapped(self, name: str, row: int | None = None) -> Tensor:
-        """The tensor, or a row of it, in the model's dtype; a view of the file where it has that dtype too."""
+        """The tensor or a row of it in the model's dtype; a view of the file where it has that dtype too."""
         return self.checkpoint.tensor(self.resolve(name), row).to(self.dtype)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
 from hybridcache.experiments.run import replay, resolved
+
+if TYPE_CHECKING:
+    from hybridcache.models.load import LoadedModel
 
 Values = dict[str, Any]
 SMALL = ("trace=chat", "trace.limit=120", "budget_gb=1")
@@ -37,3 +41,28 @@ def small_replay(values: Callable[..., Values], tmp_path: Path) -> Callable[...,
         return summary
 
     return run
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Calling it with a family gives its tiny checkpoint, written once."""
+    from hybridcache.models.presets import write_checkpoint
+
+    return cache(lambda family: write_checkpoint(family, tmp_path_factory.mktemp(family), seed=1))
+
+
+@pytest.fixture(scope="session")
+def loaded(checkpoint: Callable[[str], Path]) -> "Callable[..., LoadedModel]":
+    """Calling it with a family and a backend (default: cpu) gives the family's tiny model, loaded once."""
+    from hybridcache.kernels.dispatch import build_ops
+    from hybridcache.models.load import load_model
+
+    return cache(lambda family, backend="cpu": load_model(checkpoint(family), ops=build_ops(backend)))
+
+
+@pytest.fixture(scope="session")
+def oracle(checkpoint: Callable[[str], Path]) -> Callable[[str], Any]:
+    """Calling it with a family gives the tiny model as transformers' class, loaded once."""
+    from transformers import AutoModelForCausalLM
+
+    return cache(lambda family: AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval())
