@@ -83,9 +83,11 @@ def _audit_node(store: CachedTree, node: Node, pins: int, slot_pins: int, attach
 
 
 def _state(node: Node) -> int:
-    if node.children:
-        return INNER if node.slot is not None and not node.slot_pins else NOT_EVICTABLE
-    return NOT_EVICTABLE if node.pins or node.slot_pins else LEAF
+    if node.slot_pins:
+        return NOT_EVICTABLE
+    if node.children or node.pins:
+        return NOT_EVICTABLE if node.slot is None else INNER
+    return LEAF
 
 
 def _audit_facts(store: CachedTree, node: Node) -> None:
@@ -96,7 +98,7 @@ def _audit_facts(store: CachedTree, node: Node) -> None:
         above = above.parent
     anchor = 0 if above is None else above.stop
     freed = 0
-    if not node.children:
+    if not node.children and not node.pins:
         freed += sum(store.blocks.refs(int(block)) == 1 for block in node.blocks) * store.blocks.bytes_per_id
     if node.slot is not None:
         assert table.anchor[row] == anchor, (node, anchor, table.anchor[row])

@@ -101,7 +101,8 @@ class CachedTree:
                 self.blocks.retain(int(taken[-1]))
                 blocks = np.concatenate((taken[-1:], blocks))
             rest = edge[(pos - begin) * TOKEN_BYTES :]
-            if node is own and node.pins == 1 and not node.children and node.slot is None and node.parent:
+            alone = node is own and node.pins == 1 and not node.children and node.slot is None
+            if alone and node.parent and node.expires_at <= expires_at:
                 self.blocks.release(self.tree.extend(node, rest, taken))
                 self.table.depth[node.row] = node.stop
             else:
@@ -110,7 +111,8 @@ class CachedTree:
                 self.next_expiry = min(self.next_expiry, expires_at)
                 self.table.add(node, now, self.evictor.policy.clock)
                 self.changed(node)
-                self.changed(parent)
+                self.live_until(parent, expires_at)
+                self.tidy(parent)
         self.live_until(node, expires_at)
         return node, blocks
 
@@ -133,16 +135,24 @@ class CachedTree:
                 (child, *others) = node.children.values()
                 if others or child.expires_at != node.expires_at:
                     break
-                _, dropped = self.tree.absorb(node)
-                self.blocks.release(dropped)
-                self.table.remove(node)
-                node = child
+                node = self.join(node)
                 break
             worthless = self.recurrent and (cascade or not len(node.blocks))
             if not worthless and self.root_of(node).attached:
                 break
             node = self.remove(node)
         self.changed(node)
+
+    def join(self, node: Node) -> Node:
+        """The only child of ``node``, after it absorbed ``node``; its expiry holds for both."""
+        child, dropped = self.tree.absorb(node)
+        self.blocks.release(dropped)
+        for block in dropped.tolist():
+            if self.blocks.refs(block):
+                self._changed_within_block(child)
+        self.table.remove(node)
+        self.changed(child)
+        return child
 
     def root_of(self, node: Node) -> Root:
         """The top of the tree that ``node`` is in."""
@@ -168,6 +178,15 @@ class CachedTree:
         node.version += 1
         self._stale.add(node)
 
+    def _changed_within_block(self, top: Node) -> None:
+        """A block that nodes below ``top`` may hold has one holder less: what they free has changed."""
+        size = self.blocks.block_size
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            self.changed(node)
+            stack.extend(child for child in node.children.values() if child.start % size)
+
     def refresh(self) -> None:
         """Bring the table up to date. Facts are read in bulk, and change many times in between."""
         for node in self._stale:
@@ -181,10 +200,11 @@ class CachedTree:
         num_children = len(node.children)
         table.children[row] = num_children
         has_slot = node.slot is not None
-        if node.slot_pins or (not has_slot if num_children else node.pins):
+        slot_alone = num_children or node.pins
+        if node.slot_pins or (slot_alone and not has_slot):
             table.state[row] = NOT_EVICTABLE
             return
-        if num_children:
+        if slot_alone:
             table.state[row] = INNER
             table.bytes_freed[row] = self.slots.bytes_per_id
         else:
@@ -219,8 +239,9 @@ class CachedTree:
         """Keep ``slot`` as the checkpoint of ``node``; False when it has a live one already.
 
         An expired one is given a new life: the states of one position are equal. Takes the slot
-        over, or frees it.
+        over, or frees it. The KV it needs lives as long.
         """
+        self.live_until(node, expires_at)
         if node.slot is not None:
             self.slots.free(slot)
             if node.slot_expires_at <= now:
@@ -289,11 +310,18 @@ class CachedTree:
     def live_until(self, node: Node, expires_at: float) -> None:
         """The KV of ``node`` and of all above it lives at least until ``expires_at`` (seconds)."""
         above: Node | None = node
+        renewed = []
         while above is not None and above.row >= 0 and above.expires_at < expires_at:
             above.expires_at = expires_at
             self.table.expires_at[above.row] = expires_at
             self.next_expiry = min(self.next_expiry, expires_at)
             above = above.parent
+            if above is not None:
+                renewed.append(above)
+        for parent in renewed:
+            # An only child that expires when its parent does absorbs it.
+            if len(parent.children) == 1:
+                self.tidy(parent)
 
     def renew_slot(self, node: Node, expires_at: float) -> None:
         """The checkpoint of ``node`` lives until ``expires_at`` (seconds)."""

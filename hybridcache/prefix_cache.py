@@ -3,23 +3,23 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from hybridcache.audit import audit
 from hybridcache.cached_tree import CachedTree
-from hybridcache.checkpoint_plan import add_awaited, end_planned, make_plan
+from hybridcache.checkpoint_plan import add_awaited, make_plan
+from hybridcache.checkpoint_taker import CheckpointTaker
 from hybridcache.ghost import NOTHING
-from hybridcache.lease import BlockCopy, Lease, StateCopy, StateEmit, Wait
+from hybridcache.lease import Lease, StateCopy, StateEmit, Wait
+from hybridcache.lease_book import LeaseBook
 from hybridcache.loss import Lookup, lost_tokens
 from hybridcache.namespace import Namespace
-from hybridcache.node import FOREVER, NO_IDS, TOKEN_BYTES, Match, Root
+from hybridcache.node import FOREVER, TOKEN_BYTES, Match
 from hybridcache.pending import longest_pending
 from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
-from hybridcache.policies.columns import FINAL, INTERVAL
+from hybridcache.policies.columns import FINAL
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import Ids, MemoryBudget
 from hybridcache.prefix_hash import Digest
-from hybridcache.reclaimer import Reclaimer, held_by
+from hybridcache.reclaimer import held_by
 from hybridcache.spec import ModelSpec
 from hybridcache.stats import CacheStats, PoolUsage, Usage
 from hybridcache.tokens import TokenIds, as_token_ids
@@ -74,15 +74,19 @@ class PrefixCache:
         self.budget = MemoryBudget(budget_bytes, memory, kv_fraction)
         self.store = CachedTree(spec, self.budget, block_size, eviction)
         self.ttl_seconds = _checked_ttl(ttl_seconds)
-        self.leases: dict[int, Lease] = {}
-        """Leases that have not ended, by id."""
-        self._reclaimer = Reclaimer(self.store, self.leases)
-        self._next_id = 0
+        self._book = LeaseBook(self.store)
+        self._reclaimer = self._book.reclaimer
+        self._taker = CheckpointTaker(self._book, admission)
 
     @property
     def stats(self) -> CacheStats:
         """Running counters; the object itself, not a copy."""
         return self.store.stats
+
+    @property
+    def leases(self) -> dict[int, Lease]:
+        """Leases that have not ended, by id."""
+        return self._book.leases
 
     @property
     def peak_bytes(self) -> int:
@@ -116,7 +120,7 @@ class PrefixCache:
             self.store.blocks.bytes_per_id,
             self.store.slots.bytes_per_id,
         )
-        kv_pinned, kv_leased = held.pinned_blocks * bytes_per_block, held.leased_blocks * bytes_per_block
+        kv_pinned, kv_leased = (count * bytes_per_block for count in held.blocks())
         st_pinned, st_leased = held.pinned_slots * bytes_per_slot, held.leased_slots * bytes_per_slot
         return Usage(
             self.budget.budget_bytes,
@@ -132,6 +136,20 @@ class PrefixCache:
 
     # The lease
 
+    def refuse(self, num_prompt: int, max_tokens: int, *, first: bool = True) -> RequestTooLarge:
+        """Count a request that can never fit (see ``fits``), and the error to raise for it."""
+        if first:
+            self.stats.requests += 1
+            self.stats.requests_refused += 1
+            self.stats.input_tokens += num_prompt
+        blocks = self.store.blocks
+        return RequestTooLarge(
+            f"{num_prompt} prompt tokens and max_tokens={max_tokens} need "
+            f"{blocks.blocks_for(num_prompt + max_tokens - 1)} blocks of {blocks.bytes_per_id} bytes and a "
+            f"state of {self.spec.checkpoint_bytes} bytes; the budget is {self.budget.budget_bytes:.0f} "
+            f"bytes (memory={self.budget.memory}): shorten the request or raise the budget"
+        )
+
     def acquire(
         self,
         tokens: Sequence[int] | TokenIds,
@@ -143,6 +161,7 @@ class PrefixCache:
         turn_end: int | None = None,
         ttl_seconds: float | None = None,
         waited: Collection[int] = (),
+        reserve: int = 0,
         first: bool = True,
     ) -> Lease | Wait | None:
         """Match, pin and allocate in one act: a Lease; None when there is no room now; or a Wait.
@@ -150,7 +169,8 @@ class PrefixCache:
         ``tokens`` [P] is the prompt; ``max_tokens`` how many may be generated (the last one is never
         computed); ``boundaries`` the ends of its messages, ascending, for explaining losses;
         ``turn_end`` the end of the last user turn, a hint for admission; ``waited`` the positions this
-        request has waited for before; ``first`` False when a preempted request comes back (it is not
+        request has waited for before; ``reserve`` how many of the tokens to compute get their blocks at
+        once; ``first`` False when a preempted request comes back (it is not
         counted again). None and Wait change nothing but the plan of the lease to wait for.
 
         Raises RequestTooLarge when the request could never fit, ValueError for an empty prompt, ids
@@ -164,7 +184,7 @@ class PrefixCache:
             raise ValueError(f"max_tokens={max_tokens}: give at least 1")
         ttl = self.ttl_seconds if ttl_seconds is None else _checked_ttl(ttl_seconds)
         if not self.fits(num_prompt, max_tokens):
-            raise self._refusal(num_prompt, max_tokens, first)
+            raise self.refuse(num_prompt, max_tokens, first=first)
         store = self.store
         self._reclaimer.expire(now)
         root = store.tree.root(namespace)
@@ -177,11 +197,11 @@ class PrefixCache:
                 add_awaited(wait.lease, wait.position, store.recurrent)
                 store.stats.waits += 1
                 return wait
-        if match.matched and not self._fits_shared(match, num_prompt + max_tokens - 1):
+        if match.matched and not self._book.fits_shared(match, num_prompt + max_tokens - 1):
             match = Match(root, None, 0, root, 0)
         path_goes_on = match.partial is not None or bool(match.node.children)
         lost, digest = self._losses(match, raw, path_goes_on, boundaries)
-        lease = self._admit(root, raw, match, now)
+        lease = self._book.open(root, raw, match, reserve, now)
         if lease is None:
             return None
         lease.ttl_seconds = ttl
@@ -193,27 +213,18 @@ class PrefixCache:
         lease.lost, lease.digest = lost, digest
         if first:
             self._count(lease)
-        self._touch(lease, now)
+        self._book.touch(lease, now)
         return lease
 
     def restored(self, lease: Lease) -> None:
         """The copies of ``acquire`` are issued: the source checkpoint may be evicted again."""
         self._active(lease)
-        self._end_restore(lease)
+        self._book.end_restore(lease)
 
     def reserve(self, lease: Lease, n: int, now: float) -> bool:
         """Blocks for ``n`` tokens beyond ``num_computed``; False, with no change, when there is no room."""
         self._active(lease)
-        blocks = self.store.blocks
-        have = blocks.index(lease.node.stop) + len(lease.blocks)
-        missing = blocks.blocks_for(lease.num_computed + n) - have
-        if missing <= 0 or lease.num_computed + n <= lease.node.stop:
-            return True
-        if not self._reclaimer.make_room("kv", missing * blocks.bytes_per_id, now):
-            return False
-        # The pinned path may have changed shape while room was made, but not where it ends.
-        lease.blocks = np.concatenate((lease.blocks, blocks.allocate(missing)))
-        return True
+        return self._book.reserve(lease, n, now)
 
     def computed(self, lease: Lease, tokens: Sequence[int] | TokenIds, now: float) -> None:
         """A step succeeded: ``tokens`` are the ids at positions from ``num_computed`` on.
@@ -238,10 +249,10 @@ class PrefixCache:
         lease.generated += raw[known:]
         lease.num_computed = stop
         if lease.planned and lease.planned[0] < stop:
-            self._skip_passed(lease)
+            self._taker.skip_passed(lease)
         if lease.awaited and not self.store.recurrent:
             lease.awaited -= {position for position in lease.awaited if position <= stop}
-        self._insert(lease, min(stop, lease.num_prompt), now)
+        self._book.insert(lease, min(stop, lease.num_prompt), now)
 
     def emits(self, lease: Lease, stop: int, now: float) -> Sequence[StateEmit]:
         """Slots for the states planned in (num_computed, stop], for a step that computes up to ``stop``.
@@ -250,14 +261,7 @@ class PrefixCache:
         ``computed``, then ``checkpointed``. A position without room is skipped.
         """
         self._active(lease)
-        assert lease.slot is not None and lease.staged is None and not lease.emits, lease
-        for position in [position for position in lease.planned if lease.num_computed < position <= stop]:
-            interval = lease.kinds[position] == INTERVAL
-            if (interval and not self._thin(lease, position)) or not self._room_for_state(lease, now):
-                self._skip(lease, position)
-            else:
-                lease.emits.append(StateEmit(position, self.store.slots.take()))
-        return tuple(lease.emits)
+        return self._taker.emits(lease, stop, now)
 
     def checkpoint(self, lease: Lease, now: float) -> StateCopy | None:
         """A slot for the state at ``num_computed``, which must be ``planned[0]``; None: skip it.
@@ -266,18 +270,7 @@ class PrefixCache:
         ``checkpointed`` does nothing.
         """
         self._active(lease)
-        if not lease.planned or lease.planned[0] != lease.num_computed:
-            raise ValueError(f"no checkpoint is planned at {lease.num_computed}: planned {lease.planned}")
-        assert lease.slot is not None and lease.staged is None, lease
-        position = lease.planned[0]
-        if lease.kinds[position] == INTERVAL:
-            self._thin(lease, position)
-        if not self._room_for_state(lease, now):
-            self._skip(lease, position)
-            return None
-        slot = self.store.slots.take()
-        lease.staged = (position, slot)
-        return StateCopy(lease.slot, slot)
+        return self._taker.stage(lease, now)
 
     def checkpointed(self, lease: Lease, now: float) -> None:
         """The copy of ``checkpoint`` is issued, or the step of ``emits`` is over: these are matchable.
@@ -285,21 +278,7 @@ class PrefixCache:
         Raises ValueError when ``computed`` has not passed the emits yet.
         """
         self._active(lease)
-        if lease.emits and lease.emits[-1].position > lease.num_computed:
-            raise ValueError(f"{lease.emits[-1]} lies beyond {lease.num_computed}: call computed first")
-        staged = [*lease.emits] if lease.staged is None else [lease.staged]
-        lease.staged = None
-        lease.emits.clear()
-        for position, slot in staged:
-            if lease.root.attached:
-                self._insert(lease, position, now)
-                node = self.store.node_at(lease.node, position)
-                kind = lease.kinds[position]
-                if self.store.attach(node, slot, kind, now, now + lease.ttl_seconds) and kind == INTERVAL:
-                    lease.interval_nodes.append(node)
-            else:
-                self.store.slots.free(slot)
-            self._end_planned(lease, position)
+        self._taker.attach(lease, now)
 
     def block_table(self, lease: Lease) -> Ids:
         """Ids of the blocks of a lease's tokens from 0 on, reserved ones included. Modifies nothing."""
@@ -325,17 +304,17 @@ class PrefixCache:
         self._reclaimer.expire(now)
         end = min(keep_tokens, lease.num_computed)
         if lease.root.attached:
-            self._insert(lease, end, now)
+            self._book.insert(lease, end, now)
             if lease.slot is not None and self.admission.final and lease.hit < end == lease.num_computed:
                 node = self.store.node_at(lease.node, end)
                 self.store.attach(node, lease.slot, FINAL, now, now + lease.ttl_seconds)
                 lease.slot = None
-        self._end(lease)
+        self._book.end(lease)
 
     def drop(self, lease: Lease, now: float) -> None:
         """End a lease whose step failed: what earlier steps made matchable stays, nothing is added."""
         self._active(lease)
-        self._end(lease)
+        self._book.end(lease)
 
     def flush(self, namespace: Namespace | None = None) -> None:
         """Forget a namespace, or all: nothing of before is matchable; what leases hold goes as they end."""
@@ -346,71 +325,6 @@ class PrefixCache:
                 self._reclaimer.flush(root)
 
     # Inside
-
-    def _refusal(self, num_prompt: int, max_tokens: int, first: bool) -> RequestTooLarge:
-        blocks = self.store.blocks
-        count = blocks.blocks_for(num_prompt + max_tokens - 1)
-        if first:
-            self.stats.requests += 1
-            self.stats.requests_refused += 1
-            self.stats.input_tokens += num_prompt
-        return RequestTooLarge(
-            f"{num_prompt} prompt tokens and max_tokens={max_tokens} need {count} blocks of "
-            f"{blocks.bytes_per_id} bytes and a state of {self.spec.checkpoint_bytes} bytes; the budget is "
-            f"{self.budget.budget_bytes:.0f} bytes (memory={self.budget.memory}): shorten the request or "
-            "raise the budget"
-        )
-
-    def _fits_shared(self, match: Match, num_tokens: int) -> bool:
-        """Whether a request of ``num_tokens`` in all could run alone on the path it matched.
-
-        Going on from the middle of a block takes a second block there, and resuming a second slot
-        while the state is copied. A request that only just fits the budget runs cold instead.
-        """
-        blocks = self.store.blocks
-        extra = 1 if blocks.tail(match.matched) else 0
-        kv = (blocks.blocks_for(num_tokens) + extra) * blocks.bytes_per_id
-        path = (blocks.blocks_for(match.matched) + extra) * blocks.bytes_per_id
-        state = self.spec.checkpoint_bytes
-        restoring = state * (1 if match.resume.slot is None else 2)
-        if self.budget.memory == "split":
-            return kv <= self.budget.limits["kv"] and restoring <= self.budget.limits["state"]
-        return max(kv + state, path + restoring) <= self.budget.budget_bytes
-
-    def _admit(self, root: Root, prompt: bytes, match: Match, now: float) -> Lease | None:
-        """Pin what was matched, make room and allocate; None, with everything as before, without room."""
-        store, blocks = self.store, self.store.blocks
-        node = match.node if match.partial is None else store.split(match.partial, match.matched)
-        lease = Lease(self._next_id, root, prompt, node)
-        self._next_id += 1
-        self.leases[lease.id] = lease
-        root.leases += 1
-        node.pins += 1
-        store.changed(node)
-        resume = match.resume if store.recurrent else node
-        lease.source = None if resume is root else resume
-        source_slot = resume.slot
-        if source_slot is not None:
-            resume.slot_pins += 1
-            store.changed(resume)
-        tail = blocks.tail(match.matched)
-        make_room = self._reclaimer.make_room
-        if tail and not make_room("kv", blocks.bytes_per_id, now):
-            self._end(lease)
-            return None
-        if tail:
-            lease.blocks = blocks.allocate(1)
-            lease.block_copy = BlockCopy(int(node.blocks[-1]), int(lease.blocks[0]), tail)
-        if store.recurrent:
-            if not make_room("state", self.spec.checkpoint_bytes, now):
-                self._end(lease)
-                return None
-            lease.slot = store.slots.take()
-            if source_slot is not None:
-                lease.state_copy = StateCopy(source_slot, lease.slot)
-        lease.hit = lease.num_computed = match.hit
-        lease.matched = lease.kv_start = match.matched
-        return lease
 
     def _losses(
         self, match: Match, prompt: bytes, path_goes_on: bool, boundaries: Sequence[int]
@@ -442,99 +356,6 @@ class PrefixCache:
             stats.hit_tokens += lease.hit
             stats.request_hits += 1
             stats.flops_saved += self.spec.prefix_flops(lease.hit)
-
-    def _touch(self, lease: Lease, now: float) -> None:
-        """Reading renews the expiry of the path, and of the checkpoint resumed at."""
-        store, expires_at = self.store, now + lease.ttl_seconds
-        store.live_until(lease.node, expires_at)
-        source = lease.source
-        if source is not None:
-            store.hit(source, now)
-            if source.slot is not None and source.slot_expires_at < expires_at:
-                store.renew_slot(source, expires_at)
-
-    def _insert(self, lease: Lease, upto: int, now: float) -> None:
-        """Make the lease's tokens before ``upto`` matchable, and move its pin to where they end."""
-        node = lease.node
-        if upto <= node.stop or not lease.root.attached:
-            return
-        store = self.store
-        edge = lease.edge(node.stop, upto)
-        lease.node, lease.blocks = store.insert(node, edge, lease.blocks, now, now + lease.ttl_seconds)
-        if lease.node.stop == lease.num_prompt and lease.node.digest is None:
-            lease.node.digest = lease.digest
-        if lease.node is node:
-            return
-        lease.node.pins += 1
-        store.changed(lease.node)
-        node.pins -= 1
-        store.tidy(node)
-
-    def _thin(self, lease: Lease, position: int) -> bool:
-        """Keep one request's interval checkpoints within a quarter of the budget; whether one more fits.
-
-        Beyond it the one goes whose loss costs the least recomputation: the one with the closest
-        neighbours. Those that the running step is to write stay.
-        """
-        most = self.budget.limits["state"] / 4 / self.spec.checkpoint_bytes
-        taken = len(lease.emits) + 1
-        if len(lease.interval_nodes) + taken <= most:
-            return True
-        nodes = [node for node in lease.interval_nodes if node.slot is not None and not node.slot_pins]
-        if len(nodes) >= 2 and len(nodes) + taken > most:
-            ends = [node.stop for node in nodes] + [position]
-            gaps = [ends[i + 1] - (ends[i - 1] if i else 0) for i in range(len(nodes))]
-            node = nodes.pop(gaps.index(min(gaps)))
-            self.store.drop_slot(node)
-            self.store.tidy(node)
-        lease.interval_nodes = nodes
-        return taken == 1 or len(nodes) + taken <= most
-
-    def _room_for_state(self, lease: Lease, now: float) -> bool:
-        return lease.root.attached and self._reclaimer.make_room("state", self.spec.checkpoint_bytes, now)
-
-    def _skip_passed(self, lease: Lease) -> None:
-        emitted = {emit.position for emit in lease.emits}
-        while passed := [at for at in lease.planned if at < lease.num_computed and at not in emitted]:
-            self._skip(lease, passed[0])
-
-    def _skip(self, lease: Lease, position: int) -> None:
-        self.store.stats.checkpoints_skipped += 1
-        self._end_planned(lease, position)
-
-    def _end_planned(self, lease: Lease, position: int) -> None:
-        end_planned(lease, position, self.admission, self.store.blocks.block_size)
-
-    def _end_restore(self, lease: Lease) -> None:
-        """The source checkpoint's pin ends."""
-        source, lease.source = lease.source, None
-        if source is None or source.slot is None:
-            return
-        source.slot_pins -= 1
-        if not lease.root.attached and not source.slot_pins:
-            self.store.drop_slot(source)
-            self.store.tidy(source)
-        self.store.changed(source)
-
-    def _end(self, lease: Lease) -> None:
-        """End every pin and free what the lease still holds: the one place that does."""
-        store = self.store
-        lease.ended = True
-        del self.leases[lease.id]
-        self._end_restore(lease)
-        for _, slot in lease.emits if lease.staged is None else [lease.staged]:
-            store.slots.free(slot)
-        lease.staged = None
-        lease.emits.clear()
-        if lease.slot is not None:
-            store.slots.free(lease.slot)
-            lease.slot = None
-        store.blocks.release(lease.blocks)
-        lease.blocks = NO_IDS
-        lease.node.pins -= 1
-        store.tidy(lease.node)
-        lease.root.leases -= 1
-        store.tree.forget_if_empty(lease.root)
 
     @staticmethod
     def _active(lease: Lease) -> None:

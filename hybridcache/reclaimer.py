@@ -9,39 +9,46 @@ from numpy.typing import NDArray
 from hybridcache.cached_tree import CachedTree
 from hybridcache.ghost import GhostEntry, Gone
 from hybridcache.lease import Lease
-from hybridcache.node import FOREVER, Node, Root
-from hybridcache.pool import PoolName
+from hybridcache.node import FOREVER, NO_IDS, Node, Root
+from hybridcache.pool import Ids, PoolName
 from hybridcache.tree import subtree
 
 
 class Held(NamedTuple):
-    """Ids that leases keep from being evicted, each counted once."""
+    """Ids that leases keep from being evicted. An id may come several times: see ``blocks``."""
 
-    pinned_blocks: int
+    pinned_blocks: list[Ids]
+    leased_blocks: list[Ids]
     pinned_slots: int
-    leased_blocks: int
     leased_slots: int
+
+    def at_most(self) -> int:
+        """No fewer than the blocks held; cheap."""
+        return sum(map(len, self.pinned_blocks)) + sum(map(len, self.leased_blocks))
+
+    def blocks(self) -> tuple[int, int]:
+        """Blocks held in the tree, and blocks held by leases alone; each once."""
+        pinned = np.unique(np.concatenate((NO_IDS, *self.pinned_blocks)))
+        both = np.unique(np.concatenate((pinned, *self.leased_blocks)))
+        return len(pinned), len(both) - len(pinned)
 
 
 def held_by(leases: Iterable[Lease]) -> Held:
     """What ``leases`` pin in the tree and hold besides. Walks each pinned path once."""
     seen: set[Node] = set()
-    pinned_blocks = pinned_slots = leased_blocks = leased_slots = 0
+    held: list[Ids] = []
+    leased: list[Ids] = []
+    pinned_slots = leased_slots = 0
     for lease in leases:
-        node: Node | None = lease.node
-        leased_blocks += len(lease.blocks)
-        if len(lease.blocks) and len(lease.node.blocks) and lease.blocks[0] == lease.node.blocks[-1]:
-            leased_blocks -= 1
+        leased.append(lease.blocks)
         leased_slots += (lease.slot is not None) + (lease.staged is not None) + len(lease.emits)
+        node: Node | None = lease.node
         while node is not None and node not in seen:
             seen.add(node)
-            pinned_blocks += len(node.blocks)
-            parent = node.parent
-            if parent is not None and len(parent.blocks) and len(node.blocks):
-                pinned_blocks -= int(parent.blocks[-1] == node.blocks[0])
+            held.append(node.blocks)
             pinned_slots += node.slot_pins > 0
-            node = parent
-    return Held(pinned_blocks, pinned_slots, leased_blocks, leased_slots)
+            node = node.parent
+    return Held(held, leased, pinned_slots, leased_slots)
 
 
 class Reclaimer:
@@ -55,7 +62,10 @@ class Reclaimer:
         """Leases that have not ended, by id; shared with PrefixCache."""
 
     def make_room(self, pool: PoolName, num_bytes: int, now: float) -> bool:
-        """Evict until ``pool`` has room for ``num_bytes``; False, with nothing evicted, if that cannot be."""
+        """Evict until ``pool`` has room for ``num_bytes``; False if that cannot be.
+
+        Then nothing was evicted, unless a single request runs.
+        """
         store, budget = self.store, self.store.budget
         if budget.room(pool) >= num_bytes:
             return True
@@ -65,29 +75,50 @@ class Reclaimer:
         while budget.room(pool) < num_bytes:
             store.refresh()
             victim = store.evictor.next(now, split and pool == "state", split and pool == "kv")
-            if victim is None:
+            if victim is not None:
+                self.evict(victim, now)
+            elif len(self.leases) > 1 or not self._squeeze(now):
                 return False
-            self.evict(victim, now)
         return True
 
+    def _squeeze(self, now: float) -> bool:
+        """Join the nodes on the path of the one request that runs; False when there is nothing to join.
+
+        Nodes that end inside a block hold a block each for it, which a request that only just fits needs.
+        """
+        store, squeezed = self.store, False
+        for lease in self.leases.values():
+            node = lease.node.parent
+            while node is not None and node.parent is not None:
+                above = node.parent
+                if not node.pins and not node.slot_pins:
+                    squeezed = True
+                    if node.slot is not None:
+                        self.evict(node, now)
+                    if node.row >= 0:
+                        store.join(node)
+                node = above
+        return squeezed
+
     def evict(self, node: Node, now: float) -> None:
-        """Evict a leaf, or the checkpoint of an inner node, or the last block of a leaf (``by_block``)."""
+        """Evict a leaf, or the checkpoint of another node, or the last block of a leaf (``by_block``)."""
         store = self.store
-        if store.evictor.policy.by_block and not node.children and store.blocks.bytes_per_id:
+        leaf = not node.children and not node.pins
+        if store.evictor.policy.by_block and leaf and store.blocks.bytes_per_id:
             cut = (node.stop - 1) // store.blocks.block_size * store.blocks.block_size
             if cut > node.start:
                 store.split(node, cut)
         store.evictor.evicted(node.row, now)
         store.stats.evictions += 1
-        if not node.children:
+        if leaf:
             store.stats.evicted_tokens += node.stop - node.start
         self._remember(node, Gone.EVICTED)
         if node.slot is not None:
             store.drop_slot(node)
-        if node.children:
-            store.tidy(node)
-        else:
+        if leaf:
             store.tidy(store.remove(node), cascade=True)
+        else:
+            store.tidy(node)
 
     def expire(self, now: float) -> None:
         """Free what has expired at ``now`` and is not pinned. Cheap when nothing has."""
@@ -121,7 +152,7 @@ class Reclaimer:
             if node.slot is not None and not node.slot_pins:
                 store.drop_slot(node)
             if not node.children and not node.pins and node.slot is None:
-                store.remove(node)
+                store.changed(store.remove(node))
 
     def _remember(self, node: Node, reason: Gone) -> None:
         store = self.store
@@ -136,10 +167,22 @@ class Reclaimer:
         return [node for node in nodes if node is not None]
 
     def _attainable(self, pool: PoolName, num_bytes: int) -> bool:
-        """Whether evicting everything evictable would make the room."""
-        store = self.store
+        """Whether evicting everything evictable would make the room.
+
+        A request that runs alone is always worth the try: as its path loses its branches and
+        checkpoints, nodes join, and blocks that they held besides each other are freed.
+        """
+        if len(self.leases) == 1:
+            return True
         held = held_by(self.leases.values())
-        kv = (held.pinned_blocks + held.leased_blocks) * store.blocks.bytes_per_id
+        return self._room_beside(pool, num_bytes, held.at_most(), held) or self._room_beside(
+            pool, num_bytes, sum(held.blocks()), held
+        )
+
+    def _room_beside(self, pool: PoolName, num_bytes: int, num_blocks: int, held: Held) -> bool:
+        """Whether ``num_bytes`` fit if ``pool`` had nothing but ``num_blocks`` and the slots of ``held``."""
+        store = self.store
+        kv = num_blocks * store.blocks.bytes_per_id
         state = (held.pinned_slots + held.leased_slots) * store.slots.bytes_per_id
         if store.budget.memory == "split":
             return (kv if pool == "kv" else state) + num_bytes <= store.budget.limits[pool]

@@ -51,9 +51,10 @@ class AdmissionPolicy:
 def branch_point(prompt: PromptFacts) -> Sequence[Planned]:
     """Where the prompt leaves a known path: others may leave it there too.
 
-    When the path knows the whole prompt, one token earlier, since one token is always computed.
+    When the path knows the whole prompt, whether it goes on or not, one token earlier, since one token is
+    always computed: a prompt sent again and again then hits from the third time on.
     """
     position = min(prompt.matched, prompt.num_prompt - 1)
-    if prompt.leaves_path and position > prompt.hit:
+    if (prompt.leaves_path or position < prompt.matched) and position > prompt.hit:
         return (Planned(position, BRANCH),)
     return ()

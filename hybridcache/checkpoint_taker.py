@@ -1,0 +1,112 @@
+"""Takes the checkpoints that leases planned."""
+
+from collections.abc import Sequence
+
+from hybridcache.checkpoint_plan import end_planned
+from hybridcache.lease import Lease, StateCopy, StateEmit
+from hybridcache.lease_book import LeaseBook
+from hybridcache.policies.admission import AdmissionPolicy
+from hybridcache.policies.columns import INTERVAL
+
+
+class CheckpointTaker:
+    """Finds slots for the states at planned positions, and attaches them once they are written."""
+
+    __slots__ = ("book", "store", "admission")
+
+    def __init__(self, book: LeaseBook, admission: AdmissionPolicy) -> None:
+        self.book = book
+        self.store = book.store
+        self.admission = admission
+
+    def emits(self, lease: Lease, stop: int, now: float) -> Sequence[StateEmit]:
+        """Slots for the states planned in (num_computed, stop], for a step that computes up to ``stop``.
+
+        The step writes them as it passes, so that a chunk need not end there. After the step call
+        ``computed``, then ``checkpointed``. A position without room is skipped.
+        """
+        assert lease.slot is not None and lease.staged is None and not lease.emits, lease
+        for position in [position for position in lease.planned if lease.num_computed < position <= stop]:
+            interval = lease.kinds[position] == INTERVAL
+            if (interval and not self._thin(lease, position)) or not self._room_for_state(lease, now):
+                self._skip(lease, position)
+            else:
+                lease.emits.append(StateEmit(position, self.store.slots.take()))
+        return tuple(lease.emits)
+
+    def stage(self, lease: Lease, now: float) -> StateCopy | None:
+        """A slot for the state at ``num_computed``, which must be ``planned[0]``; None: skip it.
+
+        After performing the copy call ``checkpointed``; after None there is nothing to perform, and
+        ``checkpointed`` does nothing.
+        """
+        if not lease.planned or lease.planned[0] != lease.num_computed:
+            raise ValueError(f"no checkpoint is planned at {lease.num_computed}: planned {lease.planned}")
+        assert lease.slot is not None and lease.staged is None, lease
+        position = lease.planned[0]
+        if lease.kinds[position] == INTERVAL:
+            self._thin(lease, position)
+        if not self._room_for_state(lease, now):
+            self._skip(lease, position)
+            return None
+        slot = self.store.slots.take()
+        lease.staged = (position, slot)
+        return StateCopy(lease.slot, slot)
+
+    def attach(self, lease: Lease, now: float) -> None:
+        """The copy of ``checkpoint`` is issued, or the step of ``emits`` is over: these are matchable.
+
+        Raises ValueError when ``computed`` has not passed the emits yet.
+        """
+        if lease.emits and lease.emits[-1].position > lease.num_computed:
+            raise ValueError(f"{lease.emits[-1]} lies beyond {lease.num_computed}: call computed first")
+        staged = [*lease.emits] if lease.staged is None else [lease.staged]
+        lease.staged = None
+        lease.emits.clear()
+        for position, slot in staged:
+            if lease.root.attached:
+                self.book.insert(lease, position, now)
+                node = self.store.node_at(lease.node, position)
+                kind = lease.kinds[position]
+                if self.store.attach(node, slot, kind, now, now + lease.ttl_seconds) and kind == INTERVAL:
+                    lease.interval_nodes.append(node)
+            else:
+                self.store.slots.free(slot)
+            self._end_planned(lease, position)
+
+    def skip_passed(self, lease: Lease) -> None:
+        emitted = {emit.position for emit in lease.emits}
+        while passed := [at for at in lease.planned if at < lease.num_computed and at not in emitted]:
+            self._skip(lease, passed[0])
+
+    def _skip(self, lease: Lease, position: int) -> None:
+        self.store.stats.checkpoints_skipped += 1
+        self._end_planned(lease, position)
+
+    def _end_planned(self, lease: Lease, position: int) -> None:
+        end_planned(lease, position, self.admission, self.store.blocks.block_size)
+
+    def _thin(self, lease: Lease, position: int) -> bool:
+        """Keep one request's interval checkpoints within a quarter of the budget; whether one more fits.
+
+        Beyond it the one goes whose loss costs the least recomputation: the one with the closest
+        neighbours. Those that the running step is to write stay.
+        """
+        most = self.store.budget.limits["state"] / 4 / self.store.slots.bytes_per_id
+        taken = len(lease.emits) + 1
+        if len(lease.interval_nodes) + taken <= most:
+            return True
+        nodes = [node for node in lease.interval_nodes if node.slot is not None and not node.slot_pins]
+        if len(nodes) >= 2 and len(nodes) + taken > most:
+            ends = [node.stop for node in nodes] + [position]
+            gaps = [ends[i + 1] - (ends[i - 1] if i else 0) for i in range(len(nodes))]
+            node = nodes.pop(gaps.index(min(gaps)))
+            self.store.drop_slot(node)
+            self.store.tidy(node)
+        lease.interval_nodes = nodes
+        return taken == 1 or len(nodes) + taken <= most
+
+    def _room_for_state(self, lease: Lease, now: float) -> bool:
+        return lease.root.attached and self.book.reclaimer.make_room(
+            "state", self.store.slots.bytes_per_id, now
+        )

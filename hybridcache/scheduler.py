@@ -1,0 +1,204 @@
+"""Decides which tokens run next."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hybridcache.lease import Lease, StateEmit, Wait
+from hybridcache.prefix_cache import PrefixCache
+from hybridcache.request import Request
+
+ORDERS = ("fcfs", "longest_hit")
+
+
+class Scheduled(NamedTuple):
+    """A request's part of a step."""
+
+    request: Request
+    num_tokens: int
+    """Tokens to compute, from the lease's `num_computed` on."""
+    emits: tuple[StateEmit, ...]
+    """States that the step writes on the way."""
+    fresh: bool
+    """Whether the lease is new: its copies have yet to be performed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of a step. Raises ValueError for values that nothing could run under."""
+
+    max_num_seqs: int = 256
+    """Requests that run at a time."""
+    max_num_batched_tokens: int = 2048
+    """Tokens of one step."""
+    order: str = "fcfs"
+    """Of waiting requests: first come first served, or the longest hit first."""
+    max_wait_seconds: float = 5.0
+    """With longest_hit: whoever has waited longer goes before all others, so that none starves."""
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs={self.max_num_seqs}: at least one request has to run")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs="
+                f"{self.max_num_seqs}: every running request needs a token a step"
+            )
+        if self.order not in ORDERS:
+            raise ValueError(f"order={self.order!r}: choose one of {', '.join(ORDERS)}")
+        if not self.max_wait_seconds >= 0:
+            raise ValueError(f"max_wait_seconds={self.max_wait_seconds!r}: give seconds of at least 0")
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counts since the start; none ever falls."""
+
+    num_preemptions: int = 0
+    num_waits: int = 0
+    """Times that a request was told to wait for a prefix that another one is computing."""
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Continuous batching over one PrefixCache: decodes first, then chunks of prompts, then new requests.
+
+    Matching, pinning and allocating are one act at admission. When there is no room for the next tokens of a
+    running request, the last of the others is preempted: what it computed goes to the tree, and it acquires
+    again later. Knows neither tensors nor bytes.
+    """
+
+    cache: PrefixCache
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    waiting: list[Request] = field(default_factory=list)
+    """In order of arrival."""
+    running: list[Request] = field(default_factory=list)
+    """By priority, then arrival: the last is preempted first."""
+    stats: SchedulerStats = field(default_factory=SchedulerStats)
+
+    def add(self, request: Request) -> None:
+        """Queue a request that can fit the budget (`PrefixCache.fits`)."""
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request that ended; its lease has been ended before."""
+        assert request.lease is None, request
+        for queue in (self.waiting, self.running):
+            if request in queue:
+                queue.remove(request)
+
+    def schedule(self, now: float) -> list[Scheduled]:
+        """What the next step computes; leases are taken, blocks and slots reserved."""
+        scheduled: list[Scheduled] = []
+        budget = self.config.max_num_batched_tokens
+        preempted = False
+        # Copied, since preemption takes requests off the end.
+        for request in list(self.running):
+            if request.lease is None or not budget:
+                continue
+            part, lost_one = self._next_part(request, budget, now)
+            preempted |= lost_one
+            if part is not None:
+                scheduled.append(part)
+                budget -= part.num_tokens
+        if not preempted:
+            scheduled.extend(self._admit(budget, now))
+        assert len({part.request.id for part in scheduled}) == len(scheduled), scheduled
+        return scheduled
+
+    def _next_part(self, request: Request, budget: int, now: float) -> tuple[Scheduled | None, bool]:
+        """The next tokens of a running request, and whether some request was preempted for them."""
+        assert request.lease is not None
+        count = min(request.num_tokens - request.lease.num_computed, budget)
+        preempted = False
+        while not self.cache.reserve(request.lease, count, now):
+            victim = self.running[-1]
+            preempted = True
+            self.preempt(victim, now)
+            if victim is request:
+                return None, True
+        return self._part(request, request.lease, count, now, fresh=False), preempted
+
+    def _part(self, request: Request, lease: Lease, count: int, now: float, *, fresh: bool) -> Scheduled:
+        stop = lease.num_computed + count
+        emits: tuple[StateEmit, ...] = ()
+        if lease.planned and lease.planned[0] <= stop:
+            emits = tuple(self.cache.emits(lease, stop, now))
+        return Scheduled(request, count, emits, fresh)
+
+    def preempt(self, request: Request, now: float) -> None:
+        """End a running request's lease; it goes back to the queue, to the place of its arrival."""
+        assert request.lease is not None, request
+        self.cache.finish(request.lease, request.lease.num_computed, now)
+        request.lease = None
+        request.num_preemptions += 1
+        self.stats.num_preemptions += 1
+        self.running.remove(request)
+        self.waiting.append(request)
+        self.waiting.sort(key=_arrival)
+
+    def _admit(self, budget: int, now: float) -> Iterable[Scheduled]:
+        """Start waiting requests in order, until one finds no room."""
+        for request in self._in_order(now):
+            if not budget or len(self.running) >= self.config.max_num_seqs:
+                return
+            if request.wait is not None and not request.wait.over:
+                continue
+            request.wait = None
+            lease = self._acquire(request, budget, now)
+            if isinstance(lease, Wait):
+                request.wait = lease
+                request.waited.add(lease.position)
+                self.stats.num_waits += 1
+                continue
+            if lease is None:
+                return
+            count = min(request.num_tokens - lease.num_computed, budget)
+            self._start(request, lease, now)
+            yield self._part(request, lease, count, now, fresh=True)
+            budget -= count
+
+    def _acquire(self, request: Request, budget: int, now: float) -> Lease | Wait | None:
+        return self.cache.acquire(
+            request.tokens(0, request.num_tokens),
+            request.namespace,
+            now,
+            max_tokens=request.max_tokens - len(request.output),
+            reserve=budget,
+            boundaries=request.boundaries,
+            turn_end=request.turn_end,
+            ttl_seconds=request.ttl_seconds,
+            waited=request.waited,
+            first=request.admitted_at is None,
+        )
+
+    def _start(self, request: Request, lease: Lease, now: float) -> None:
+        request.lease = lease
+        if request.admitted_at is None:
+            request.admitted_at = now
+            request.hit, request.matched, request.lost = lease.hit, lease.matched, lease.lost
+        self.waiting.remove(request)
+        self.running.append(request)
+        self.running.sort(key=_rank)
+
+    def _in_order(self, now: float) -> list[Request]:
+        """Waiting requests, those to start first at the front."""
+        if self.config.order == "fcfs":
+            return sorted(self.waiting, key=_rank)
+        oldest = now - self.config.max_wait_seconds
+
+        def rank(request: Request) -> tuple[float, ...]:
+            if request.arrival < oldest:
+                return (request.priority, 0, request.arrival, request.id)
+            match = self.cache.match_prefix(request.tokens(0, request.num_tokens), request.namespace, now)
+            return (request.priority, 1, -match.hit, request.arrival, request.id)
+
+        return sorted(self.waiting, key=rank)
+
+
+def _arrival(request: Request) -> tuple[float, int]:
+    return (request.arrival, request.id)
+
+
+def _rank(request: Request) -> tuple[float, ...]:
+    return (request.priority, request.arrival, request.id)
