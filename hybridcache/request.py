@@ -43,9 +43,9 @@ class Request:
 
     __slots__ = (
         "id", "prompt", "params", "max_tokens", "end_token_ids", "namespace", "arrival", "boundaries",
-        "turn_end", "ttl_seconds", "priority", "script", "sample", "prompt_choices", "output", "lease", "wait", "waited", "finish_reason",
-        "error", "hit", "matched", "lost", "num_preemptions", "admitted_at", "first_token_at",
-        "finished_at",
+        "turn_end", "ttl_seconds", "priority", "script", "sample", "prompt_choices", "output", "lease",
+        "wait", "waited", "finish_reason", "error", "hit", "matched", "lost", "num_preemptions",
+        "admitted_at", "first_token_at", "finished_at",
     )  # fmt: skip
 
     def __init__(
