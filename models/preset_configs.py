@@ -21,7 +21,8 @@ _COMMON: Final[dict[str, Any]] = {
 _BAMBA_MIXER: Final[dict[str, Any]] = {
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
-    "mamba_n_groups": 2,
+    # transformers before 5.24 takes the gated norm of this mixer over all groups together.
+    "mamba_n_groups": 1,
     "mamba_d_state": 16,
     "mamba_d_conv": 4,
     "mamba_expand": 2,
@@ -169,7 +170,7 @@ TINY_CONFIGS: Final[Mapping[str, Fields]] = MappingProxyType(
             "num_heads": 8,
             "head_dim": 16,
             "state_size": 16,
-            "n_groups": 2,
+            "n_groups": 1,
             "conv_kernel": 4,
             "expand": 2,
         },

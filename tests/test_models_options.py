@@ -20,6 +20,9 @@ from tests.hybrid_runs import BLOCK_SIZE, Memory, Part, prompt_of, run
 Edit = Callable[[dict[str, Any]], None]
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bamba, groups": ("bamba", {"mamba_n_groups": 2}),
+    "granitemoehybrid, groups": ("granitemoehybrid", {"mamba_n_groups": 4}),
+    "mamba2, groups": ("mamba2", {"n_groups": 2}),
     "jamba, dense": ("jamba", {"num_experts": 1, "mamba_conv_bias": False, "mamba_proj_bias": True}),
     "jamba, tied": ("jamba", {"tie_word_embeddings": True, "num_experts_per_tok": 1}),
     "mamba, untied": ("mamba", {"tie_word_embeddings": False, "use_bias": True, "use_conv_bias": False}),
@@ -74,9 +77,15 @@ def edited(folder: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize(("family", "fields"), VARIANTS.values(), ids=VARIANTS)
-def test_logits_are_those_of_transformers(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers(
+    family: str, fields: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    import transformers
     from transformers import AutoModelForCausalLM
 
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if "groups" in request.node.callspec.id and version < (5, 24):
+        pytest.skip("this transformers takes the gated norm over all groups together")
     folder = write_checkpoint(family, tmp_path, seed=2, vocab_size=320, **fields)
     ours = load(folder)
     tokens = prompt_of(ours.spec, 37)
