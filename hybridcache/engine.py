@@ -1,5 +1,6 @@
 """The engine's loop: schedule, restore, execute, record. The same whether the runner is real or simulated."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ class EngineStats:
     computed_tokens: int = 0
     generated_tokens: int = 0
     finished: int = 0
+    """Requests that ended in any way."""
+    aborted: int = 0
+    failed: int = 0
+    failed_inserts: int = 0
+    """Requests that ended well and whose tokens the cache could not take."""
 
 
 class Engine:
@@ -82,17 +88,14 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        self._end(request, FinishReason.ABORT, self.clock.now())
+        self._end(request, FinishReason.ABORT, self.clock.now(), cut=True)
         return True
-
-    def stop(self, request: Request, keep_output: int) -> None:
-        """End a running request whose answer holds a stop text: ``keep_output`` tokens of it are kept."""
-        self._end(request, FinishReason.STOP, self.clock.now(), keep=request.num_prompt + keep_output)
 
     def step(self) -> list[StepOutput]:
         """Run one step; what it did for each request that got a token or ended.
 
-        A step that fails ends its requests with the error; the next step works again.
+        A pass that fails ends its requests with the error, and what fails for one request (its sampling,
+        say) ends that one; the next step works again.
         """
         now = self.clock.now()
         scheduled = self.scheduler.schedule(now)
@@ -104,11 +107,15 @@ class Engine:
             result = self.runner.execute(batch)
         except Exception as error:
             self.stats.failed_steps += 1
-            return self._fail(scheduled, error)
+            now = self.clock.now()
+            return [self._fail(part.request, error, now) for part in scheduled]
         now = self.clock.now()
         outputs = []
         for i, part in enumerate(scheduled):
-            output = self._record(part, result, i, now)
+            try:
+                output = self._record(part, result, i, now)
+            except Exception as error:
+                output = self._fail(part.request, error, now)
             if output is not None:
                 outputs.append(output)
         return outputs
@@ -175,7 +182,9 @@ class Engine:
             request.first_token_at = now
         request.output.append(token)
         self.stats.generated_tokens += 1
-        if len(request.output) == request.max_tokens:
+        if request.reader is not None and request.reader.read(token):
+            self._end(request, FinishReason.STOP, now, cut=True)
+        elif len(request.output) == request.max_tokens:
             self._end(request, FinishReason.LENGTH, now)
         return StepOutput(request, token, choice)
 
@@ -188,30 +197,47 @@ class Engine:
                 token = int(request.prompt[position])
                 request.prompt_choices.append(self.sampler.choice(token, logits[row], num_top))
 
-    def _end(self, request: Request, reason: FinishReason, now: float, keep: int | None = None) -> None:
-        """The one place where a request ends: its lease, its place in the queues, its id."""
-        if request.lease is not None:
-            self.cache.finish(request.lease, request.lease.num_computed if keep is None else keep, now)
+    def _end(self, request: Request, reason: FinishReason, now: float, *, cut: bool = False) -> None:
+        """End a request well: the cache keeps the tokens that the client can send back.
+
+        These are all of them, unless the answer was `cut` before its last token.
+        """
+        lease = request.lease
+        if lease is not None:
+            keep = 0 if request.private else lease.num_computed
+            if cut and request.reader is not None:
+                keep = min(keep, request.num_prompt + request.reader.num_given)
+            try:
+                self.cache.finish(lease, keep, now)
+            except Exception as error:
+                # The answer is there all the same.
+                self.stats.failed_inserts += 1
+                warnings.warn(f"{request}: its tokens are not kept: {error!r}", stacklevel=2)
+                self._drop(request, now)
         self._forget(request, reason, now)
 
-    def _fail(self, scheduled: Sequence[Scheduled], error: Exception) -> list[StepOutput]:
-        now = self.clock.now()
-        for request, *_ in scheduled:
-            assert request.lease is not None, request
-            self.cache.drop(request.lease, now)
-            request.error = error
+    def _fail(self, request: Request, error: Exception, now: float) -> StepOutput:
+        request.error = error
+        if request.finish_reason is None:
+            self._drop(request, now)
             self._forget(request, FinishReason.ERROR, now)
-        return [StepOutput(part.request, None, None) for part in scheduled]
+        return StepOutput(request, None, None)
+
+    def _drop(self, request: Request, now: float) -> None:
+        if request.lease is not None and not request.lease.ended:
+            self.cache.drop(request.lease, now)
 
     def _forget(self, request: Request, reason: FinishReason, now: float) -> None:
+        """The one place where a request leaves the queues and frees its id; its lease has ended."""
         request.lease = None
         request.finish_reason = reason
         request.finished_at = now
         self.scheduler.remove(request)
         del self._requests[request.id]
         self.stats.finished += 1
-        if request.params.prompt_logprobs is not None:
-            # Its tokens were computed in a namespace of their own, which nobody else asks for.
+        self.stats.aborted += reason is FinishReason.ABORT
+        self.stats.failed += reason is FinishReason.ERROR
+        if request.private:
             self.cache.flush(request.namespace)
 
     def _unstick(self, now: float) -> list[StepOutput]:

@@ -1,8 +1,9 @@
 """One request from its submission to its end."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +21,19 @@ class Choice(NamedTuple):
     """Natural logarithm of its probability before temperature, penalties and filters."""
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens and their log probabilities, as many as were asked for."""
+
+
+class Reader(Protocol):
+    """Turns an answer's tokens into what the client is given of it."""
+
+    @property
+    @abstractmethod
+    def num_given(self) -> int:
+        """Tokens of the answer that the client has in whole, and can send back."""
+
+    @abstractmethod
+    def read(self, token: int) -> bool:
+        """Take the next token; whether the answer ends here, in a stop text."""
 
 
 class FinishReason(Enum):
@@ -43,9 +57,9 @@ class Request:
 
     __slots__ = (
         "id", "prompt", "params", "max_tokens", "end_token_ids", "namespace", "arrival", "boundaries",
-        "turn_end", "ttl_seconds", "priority", "script", "sample", "prompt_choices", "output", "lease",
-        "wait", "waited", "finish_reason", "error", "hit", "matched", "lost", "num_preemptions",
-        "admitted_at", "first_token_at", "finished_at",
+        "turn_end", "ttl_seconds", "priority", "script", "sample", "reader", "private", "prompt_choices",
+        "output", "lease", "wait", "waited", "finish_reason", "error", "hit", "matched", "lost",
+        "num_preemptions", "admitted_at", "first_token_at", "finished_at",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +78,8 @@ class Request:
         priority: int = 0,
         script: TokenIds | None = None,
         sample: int = 0,
+        reader: Reader | None = None,
+        private: bool = False,
     ) -> None:
         self.id = request_id
         """Unique in the engine."""
@@ -86,6 +102,10 @@ class Request:
         """The answer, given beforehand (a replay): nothing is sampled."""
         self.sample = sample
         """Which of the `n` answers to one prompt this is, from 0."""
+        self.reader = reader
+        """None: the client is given every token as it comes."""
+        self.private = private
+        """Nothing of it is kept: no other request has its namespace, which goes with it."""
         self.prompt_choices: list[Choice] = []
         """How likely each prompt token from the second on was, where that was asked for."""
         self.output: list[int] = []

@@ -1,8 +1,9 @@
 """How a request's tokens are chosen, and when it ends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
+from typing import Self
 
 MOST_LOGPROBS = 20
 MOST_SAMPLES = 128
@@ -100,6 +101,10 @@ class SamplingParams:
             and self.logprobs is None
             and self.prompt_logprobs is None
         )
+
+    def without_prompt_logprobs(self) -> Self:
+        """The same for the other answers to a prompt, which is judged once."""
+        return self if self.prompt_logprobs is None else replace(self, prompt_logprobs=None)
 
     @staticmethod
     def _whole(name: str, value: object, least: int, most: int | None = None) -> None:

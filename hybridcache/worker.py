@@ -1,0 +1,361 @@
+"""The Python serving API: prompts in, answers out, over one model and one prefix cache."""
+
+import time
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+import torch
+
+from hybridcache.engine import Clock, Engine
+from hybridcache.engine_thread import EngineThread, WorkerClosed
+from hybridcache.hf_config import HfConfig
+from hybridcache.intake import Intake, Prompt, prompts_of
+from hybridcache.job import Job
+from hybridcache.kernels.dispatch import build_ops
+from hybridcache.models.load import LoadedModel, load_model
+from hybridcache.models.presets import PRESETS, preset_folder
+from hybridcache.namespace import Namespace
+from hybridcache.policies.build import build_admission, build_eviction
+from hybridcache.prefix_cache import PrefixCache, RequestTooLarge
+from hybridcache.request_output import RequestOutput
+from hybridcache.runner import ModelRunner
+from hybridcache.sampler import Sampler
+from hybridcache.sampling_params import SamplingParams
+from hybridcache.scheduler import Scheduler, SchedulerConfig
+from hybridcache.storage import Storage
+from hybridcache.stream import Stream
+from hybridcache.text_codec import Message, TextCodec
+from hybridcache.worker_stats import WorkerStats
+
+__all__ = ["RequestOutput", "RequestTooLarge", "SamplingParams", "Stream", "Worker", "WorkerClosed"]
+
+DEFAULT_MODEL_LEN = 32_768
+"""Tokens of prompt and answer, for a model whose config states no length."""
+
+
+class MonotonicClock(Clock):
+    """The system's, unaffected by changes of the date."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+class Worker:
+    """Serves one model in this process. All methods may be called from any thread, and from event loops.
+
+    ::
+
+        with Worker("tiny", budget_gb=1.0) as worker:
+            outputs = worker.generate(["Once upon a time"], SamplingParams(max_tokens=32, temperature=0.0))
+
+    ``model`` is a preset (`hybridcache.models.presets.PRESETS`) or a folder with a checkpoint of
+    transformers; ``budget_gb`` (1e9 bytes) is shared by KV blocks and checkpoints, weights not counted;
+    ``max_num_batched_tokens`` are the tokens of a step, and so of a prompt's chunk; ``order`` is fcfs or
+    longest_hit; entries that nobody used for ``ttl_seconds`` expire; ``cache=False`` reuses and keeps
+    nothing; ``threads`` are torch's, in the whole process; ``backend`` as in `build_ops`;
+    ``debug_poison`` fills freed memory with NaN.
+
+    Raises ValueError for a bad setting, and what loading raises.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "tiny",
+        *,
+        budget_gb: float = 1.0,
+        dtype: str = "float32",
+        block_size: int = 16,
+        eviction: str = "age_density",
+        admission: str = "branch_final_prompt",
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int | None = None,
+        order: str = "fcfs",
+        ttl_seconds: float | None = None,
+        cache: bool = True,
+        threads: int | None = None,
+        backend: str | None = None,
+        debug_poison: bool = False,
+    ) -> None:
+        folder = checkpoint_folder(model)
+        if not 0 < budget_gb < float("inf"):
+            raise ValueError(f"budget_gb={budget_gb!r}: give the gigabytes (1e9 bytes) of the cache, above 0")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads={threads}: give at least 1, or None for torch's own choice")
+        if max_num_seqs is None:
+            max_num_seqs = min(256, max(max_num_batched_tokens, 1))
+        limits = SchedulerConfig(max_num_seqs, max_num_batched_tokens, order)
+        self._model_len = _model_len(folder, max_model_len)
+        clock = MonotonicClock()
+        self._lock = Lock()
+        self._jobs: dict[str, Job] = {}
+        """That have not ended, by the id that the client knows."""
+        load = partial(load_model, ops=build_ops(backend), dtype=dtype)
+        loaded: list[LoadedModel] = []
+
+        def make_engine() -> Engine:
+            # In the thread that will run it: torch keeps the number of threads by thread, and the choice of
+            # kernels depends on it. It knows nothing of the worker, which can so be forgotten.
+            if threads is not None:
+                torch.set_num_threads(threads)
+            loaded.append(load(folder))
+            spec, budget_bytes = loaded[0].spec, int(budget_gb * 1e9)
+            prefix_cache = PrefixCache(
+                spec,
+                budget_bytes=budget_bytes,
+                eviction=build_eviction(eviction),
+                admission=build_admission(admission if cache else "final_only"),
+                block_size=block_size,
+                ttl_seconds=ttl_seconds,
+            )
+            if not prefix_cache.fits(1):
+                raise ValueError(
+                    f"budget_gb={budget_gb}: one request of one token takes "
+                    f"{block_size * spec.kv_bytes_per_token + spec.checkpoint_bytes} bytes"
+                )
+            storage = Storage(spec, budget_bytes, block_size, debug_poison=debug_poison)
+            runner = ModelRunner(loaded[0].model, storage)
+            return Engine(prefix_cache, Scheduler(prefix_cache, limits), runner, clock, Sampler())
+
+        self._engine = EngineThread(make_engine)
+        # Also when the worker is forgotten, and when the interpreter ends.
+        self._close = weakref.finalize(self, self._engine.close)
+        self._load = load
+        self._spec, self._generation = loaded[0].spec, loaded[0].generation
+        tokenizer = loaded[0].tokenizer
+        self._codec = None if tokenizer is None else TextCodec(tokenizer)
+        self._intake = Intake(
+            self._spec,
+            clock,
+            self._engine.call(lambda engine: engine.cache.fits),
+            max_model_len=self._model_len,
+            end_token_ids=self._generation.eos_token_ids,
+            codec=self._codec,
+            cache=cache,
+        )
+
+    # Requests
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer texts or lists of token ids, one or many, with the same parameters or one for each.
+
+        None: the checkpoint's own sampling defaults. Prompts with different ``cache_salt`` share nothing.
+        Raises ValueError, before anything runs, for a prompt or parameter that cannot be; RequestTooLarge,
+        which is one, for what could never fit; WorkerClosed; and whatever a request failed with, after all
+        have ended.
+        """
+        found = prompts_of(prompts)
+        each = [params] * len(found) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(found):
+            raise ValueError(f"{len(each)} params for {len(found)} prompts: give one, or one for each")
+        jobs = [self._job(prompt, p, cache_salt) for prompt, p in zip(found, each, strict=True)]
+        self._start(jobs)
+        try:
+            for job in jobs:
+                job.stream.wait()
+        except BaseException:
+            for job in jobs:
+                job.stream.abort()
+            raise
+        return [job.stream.result() for job in jobs]
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> Stream:
+        """Queue one prompt and return at once; the stream gives the answer as it comes.
+
+        ``request_id`` names it for `abort` and must not be in use; None: a new one. Requests of a lower
+        ``priority`` run first. Raises as `generate` does; RequestTooLarge from the stream.
+        """
+        job = self._job(prompt, params, cache_salt, request_id=request_id, priority=priority)
+        self._start([job])
+        return job.stream
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+        **template_settings: object,
+    ) -> Stream:
+        """`submit` for a chat, put into the checkpoint's template; `.result()` waits for the answer."""
+        if self._codec is None:
+            raise ValueError("a chat: the checkpoint has no tokenizer")
+        chat = self._codec.chat(messages, **template_settings)
+        job = self._job(
+            chat.token_ids,
+            params,
+            cache_salt,
+            request_id=request_id,
+            boundaries=chat.boundaries,
+            turn_end=chat.turn_end,
+        )
+        self._start([job])
+        return job.stream
+
+    def abort(self, request_id: str) -> bool:
+        """End a request after the running step; False when none of this id is there any more."""
+        with self._lock:
+            job = self._jobs.get(request_id)
+        if job is None:
+            return False
+        self._engine.abort(job)
+        return True
+
+    # The worker
+
+    @property
+    def health(self) -> bool:
+        """Whether requests are taken: not closed, and the engine's thread alive."""
+        return self._engine.healthy
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its answer at most."""
+        return self._model_len
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json asks for."""
+        generation = self._generation
+        if not generation.do_sample:
+            return SamplingParams(temperature=0.0)
+        return SamplingParams(
+            temperature=1.0 if generation.temperature is None else generation.temperature,
+            top_p=1.0 if generation.top_p is None else generation.top_p,
+            top_k=generation.top_k or 0,
+        )
+
+    def stats(self) -> WorkerStats:
+        """Counters and bytes, taken after the running step."""
+        return self._engine.call(WorkerStats.of)
+
+    def flush(self, cache_salt: str | None = None) -> None:
+        """Forget what is cached, of one salt or of all; requests that run go on."""
+        namespace = None if cache_salt is None else Namespace(self._spec.fingerprint, salt=cache_salt)
+        self._engine.call(lambda engine: engine.cache.flush(namespace))
+
+    def check(self) -> None:
+        """Recount the cache from scratch; AssertionError when anything is wrong."""
+        self._engine.call(lambda engine: engine.cache.check())
+
+    def load_weights(self, model: str | Path) -> None:
+        """Go on with another checkpoint of the same geometry; all that is cached is forgotten.
+
+        Raises ValueError for another geometry, RuntimeError while requests are running or waiting.
+        """
+        folder = checkpoint_folder(model)
+
+        def load(engine: Engine) -> None:
+            if engine.has_work:
+                raise RuntimeError("requests are running: wait for them, or abort them, to change weights")
+            assert isinstance(engine.runner, ModelRunner)
+            loaded = self._load(folder)
+            if loaded.spec.fingerprint != self._spec.fingerprint:
+                raise ValueError(f"{folder} has another geometry than {self._spec.name}: start a new worker")
+            engine.runner.model = loaded.model
+            engine.cache.flush()
+
+        self._engine.call(load)
+
+    def close(self) -> None:
+        """End after the running step; what has not ended fails with WorkerClosed. Twice is once."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Inside
+
+    def _job(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        cache_salt: str | None,
+        *,
+        request_id: str | None = None,
+        boundaries: Sequence[int] = (),
+        turn_end: int | None = None,
+        priority: int = 0,
+    ) -> Job:
+        answers = self._intake.answers(
+            prompt,
+            self.default_params if params is None else params,
+            cache_salt,
+            boundaries=boundaries,
+            turn_end=turn_end,
+            priority=priority,
+        )
+        name = request_id or uuid4().hex
+        stream = Stream(name, lambda: self._engine.abort(job))
+        job = Job(answers, stream, lambda: self._ended(name))
+        return job
+
+    def _start(self, jobs: Sequence[Job]) -> None:
+        names = [job.stream.request_id for job in jobs]
+        with self._lock:
+            used = [name for name in names if name in self._jobs]
+            if used:
+                raise ValueError(f"request_id={used[0]!r} is in use by a request that has not ended")
+            self._jobs.update(zip(names, jobs, strict=True))
+        try:
+            self._engine.submit(jobs)
+        except WorkerClosed:
+            for name in names:
+                self._ended(name)
+            raise
+
+    def _ended(self, name: str) -> None:
+        with self._lock:
+            self._jobs.pop(name, None)
+
+
+def checkpoint_folder(model: str | Path) -> Path:
+    """The folder of a preset, made on first use, or the folder given. Raises ValueError for neither."""
+    if model in PRESETS:
+        return preset_folder(str(model))
+    folder = Path(model)
+    if not folder.is_dir():
+        raise ValueError(
+            f"model={str(model)!r} is neither a folder nor a preset; the presets are {', '.join(PRESETS)}"
+        )
+    return folder
+
+
+def _model_len(folder: Path, asked: int | None) -> int:
+    """Tokens of prompt and answer that the model is made for, or fewer where that is asked for."""
+    config = HfConfig.read(folder)
+    name = "max_position_embeddings"
+    stated = config.integer(name) if config.has(name) else None
+    if asked is None:
+        return DEFAULT_MODEL_LEN if stated is None else stated
+    if asked < 2:
+        raise ValueError(f"max_model_len={asked}: give at least 2 tokens, one of prompt and one of answer")
+    if stated is not None and asked > stated:
+        raise ValueError(f"max_model_len={asked}: the model is made for {stated} tokens")
+    return asked
