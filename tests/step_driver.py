@@ -165,13 +165,48 @@ def _tokens_of(node: Node) -> tuple[int, ...]:
     return tuple(np.frombuffer(b"".join(reversed(edges)), dtype=np.uint32).tolist())
 
 
+def mixed(driver: Driver) -> list[Request]:
+    """Eight requests in the same steps: cold, resumed, decoding, in chunks of their own lengths."""
+    base = driver.serve(prompt_of(40), 3)
+    # Branch points that are known already: otherwise one of two siblings waits for the other.
+    driver.serve(base.prompt[:33] + prompt_of(1, 10))
+    driver.serve(base.prompt[:16] + prompt_of(1, 11))
+    prompts = [
+        base.tokens + prompt_of(3, 1),
+        base.prompt[:33] + prompt_of(14, 2),
+        prompt_of(1, 3),
+        prompt_of(17, 4),
+        base.prompt[:16] + prompt_of(1, 5),
+        prompt_of(29, 6),
+        base.prompt[:39] + prompt_of(2, 7),
+        prompt_of(16, 8),
+    ]
+    chunks = [50, 5, 1, 8, 17, 29, 3, 4]
+    requests = [driver.admit(prompt, 3) for prompt in prompts]
+    while any(len(request.answer) < 3 for request in requests):
+        step = {}
+        for request, chunk in zip(requests, chunks, strict=True):
+            if len(request.answer) < 3:
+                step[request] = min(chunk, len(request.tokens) - request.lease.num_computed)
+        driver.step(step)
+    for request in requests:
+        driver.finish(request)
+    return [base, *requests]
+
+
 class Cold:
     """Runs each sequence in one pass over storage of its own: what everything else is compared with."""
 
-    def __init__(self, spec: ModelSpec, make_model: Callable[[], Model], block_size: int = 16) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        make_model: Callable[[], Model],
+        block_size: int = 16,
+        budget_bytes: int = 1 << 20,
+    ) -> None:
         self.spec = spec
         self.block_size = block_size
-        self.runner = ModelRunner(make_model(), Storage(spec, 1 << 20, block_size))
+        self.runner = ModelRunner(make_model(), Storage(spec, budget_bytes, block_size))
 
     def logits(self, tokens: Sequence[int]) -> Logits:
         """[len(tokens), vocab_size]."""
@@ -195,17 +230,24 @@ class Cold:
     def check_states(self, driver: Driver) -> int:
         """Every checkpoint in the driver's tree, to the bit; how many there are."""
         checkpoints = driver.checkpoints()
-        for tokens, stored in checkpoints.items():
-            assert torch.equal(stored, self.state(tokens)), len(tokens)
+        left = sorted(checkpoints, key=len)
+        while left:
+            longest = left[-1]
+            on_path = [tokens for tokens in left if longest[: len(tokens)] == tokens]
+            self._run(longest, [StateEmit(len(tokens), slot) for slot, tokens in enumerate(on_path, 1)])
+            for slot, tokens in enumerate(on_path, 1):
+                assert torch.equal(checkpoints[tokens], self.runner.storage.slots.memory[slot]), len(tokens)
+            left = [tokens for tokens in left if tokens not in on_path]
         return len(checkpoints)
 
-    def _run(self, tokens: Sequence[int]) -> StepResult:
+    def _run(self, tokens: Sequence[int], emits: Sequence[StateEmit] = ()) -> StepResult:
         spec = self.spec
         num_blocks = -(-len(tokens) // self.block_size) if spec.kv_bytes_per_token else 0
         sequence = ScheduledSequence(
             as_token_ids(tokens),
             slot=0 if spec.checkpoint_bytes else None,
             block_ids=np.arange(num_blocks),
-            num_logits=len(tokens),
+            emits=emits,
+            num_logits=0 if emits else len(tokens),
         )
         return self.runner.execute(StepBatch([sequence]))
