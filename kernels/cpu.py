@@ -18,14 +18,9 @@ from hybridcache.kernels.arguments import (
 from hybridcache.kernels.build import Library
 from hybridcache.kernels.cpu_rows import CpuRowOps
 from hybridcache.kernels.linear import LinearMethod, LinearPacker, rows_agree
-from hybridcache.kernels.operands import BatchArgs, Operands, out_rows, sizes, threads_for
+from hybridcache.kernels.operands import BatchArgs, Operands, declare, out_rows, sizes, threads_for
 from hybridcache.kernels.ops import Linear, Numerics
 from hybridcache.kernels.packed import PackedBatch
-
-KERNELS = (
-    "causal_conv1d", "mamba1_scan", "mamba2_scan", "gated_delta_scan", "store_kv", "paged_attention",
-    "map", "rms_norm", "softmax", "top_k", "rope_table", "rope", "linear",
-)  # fmt: skip
 
 
 class CpuOps(CpuRowOps):
@@ -42,9 +37,10 @@ class CpuOps(CpuRowOps):
     ) -> None:
         self.library = library
         super().__init__(ctypes.CDLL(str(library.path)))
-        for name in KERNELS:
-            getattr(self._c, f"hc_{name}").restype = None
-        self._c.hc_panel.restype = ctypes.c_int64
+        for kernel in ("causal_conv1d", "mamba1_scan", "mamba2_scan", "gated_delta_scan", "paged_attention"):
+            declare(self._c, kernel, batch=True)
+        self._c.hc_store_kv.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._c.hc_store_kv.restype = None
         self.packer = LinearPacker(self._c, linear, self_test)
         self._batch: tuple[PackedBatch | None, BatchArgs] = (None, BatchArgs())
 

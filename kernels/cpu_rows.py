@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hybridcache.kernels.arguments import MapArgs, NormArgs, RopeArgs, RopeTableArgs, SoftmaxArgs, TopKArgs
-from hybridcache.kernels.operands import NO_ROWS, Operands, Rows, out_rows, sizes, threads_for
+from hybridcache.kernels.operands import NO_ROWS, Operands, declare, out_rows, sizes, threads_for
 from hybridcache.kernels.ops import Ops
 
 SILU, SIGMOID, SOFTPLUS, GELU, GELU_TANH, RELU2 = range(6)  # the order of the enum in rows.cpp
@@ -17,6 +17,8 @@ class CpuRowOps(Ops):
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._c = library
+        for kernel in ("map", "rms_norm", "softmax", "top_k", "rope_table", "rope"):
+            declare(library, kernel, batch=False)
 
     def rms_norm(
         self,
@@ -37,9 +39,9 @@ class CpuRowOps(Ops):
         rows = x.numel() // max(width, 1)
         out = torch.empty(x.shape)
         args = NormArgs(
-            operands.rows(x.reshape(rows, width), "x", (rows, width)),
-            NO_ROWS if gate is None else operands.rows(gate.reshape(rows, width), "gate", (rows, width)),
-            Rows(out.data_ptr(), width),
+            operands.rows(_flat(x), "x", (rows, width)),
+            NO_ROWS if gate is None else operands.rows(_flat(gate), "gate", (rows, width)),
+            (out.data_ptr(), width),
             operands.whole(weight, "weight", (width,)),
             rows,
             width,
@@ -83,8 +85,8 @@ class CpuRowOps(Ops):
         rows = x.numel() // max(width, 1)
         out = torch.empty(x.shape)
         args = SoftmaxArgs(
-            operands.rows(x.reshape(rows, width), "x", (rows, width)),
-            Rows(out.data_ptr(), width),
+            operands.rows(_flat(x), "x", (rows, width)),
+            (out.data_ptr(), width),
             rows,
             width,
         )
@@ -147,12 +149,17 @@ class CpuRowOps(Ops):
         rows = x.numel() // max(width, 1)
         out = torch.empty(x.shape)
         args = MapArgs(
-            operands.rows(x.reshape(rows, width), "x", (rows, width)),
-            NO_ROWS if factor is None else operands.rows(factor.reshape(rows, width), "up", (rows, width)),
-            Rows(out.data_ptr(), width),
+            operands.rows(_flat(x), "x", (rows, width)),
+            NO_ROWS if factor is None else operands.rows(_flat(factor), "up", (rows, width)),
+            (out.data_ptr(), width),
             rows,
             width,
             function,
         )
         self._c.hc_map(ctypes.byref(args), threads_for(x.numel() * 16))
         return out.to(x.dtype)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """x as rows of its last dimension."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridcache.kernels.operands import DTYPE_CODES, Operands, Rows
+from hybridcache.kernels.operands import DTYPE_CODES, Operands, Rows, declare, threads_for
 from hybridcache.kernels.ops import Linear
 
 LinearMethod = Literal["auto", "onednn", "fixed"]
@@ -72,7 +72,9 @@ class FixedLinear(Linear):
 
     def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
+        declare(library, "linear", batch=False)
         self._run = library.hc_linear
+        library.hc_panel.restype = ctypes.c_int64
         panel = int(library.hc_panel())
         panels = -(-self.out_features // panel)
         dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
@@ -88,7 +90,7 @@ class FixedLinear(Linear):
         operands = Operands("linear")
         args = LinearArgs(
             operands.rows(rows, "x", (len(rows), self.in_features)),
-            Rows(out.data_ptr(), self.out_features),
+            (out.data_ptr(), self.out_features),
             self._packed.data_ptr(),
             self._bias.data_ptr(),
             len(rows),
@@ -96,7 +98,7 @@ class FixedLinear(Linear):
             self.out_features,
             DTYPE_CODES[self._packed.dtype],
         )
-        self._run(ctypes.byref(args), torch.get_num_threads())
+        self._run(ctypes.byref(args), threads_for(len(rows) * self.in_features * self.out_features))
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
@@ -159,4 +161,4 @@ class LinearPacker:
 def _as_rows(x: Tensor, width: int) -> Tensor:
     if x.shape[-1] != width:
         raise ValueError(f"linear: x has width {x.shape[-1]}; the weight takes {width}")
-    return x.reshape(-1, width).float().contiguous()
+    return (x if x.dim() == 2 else x.reshape(-1, width)).float().contiguous()

@@ -68,7 +68,9 @@ class BatchArgs(ctypes.Structure):
         )
 
 
-NO_ROWS = Rows(None, 0)
+RowsView = tuple[int | None, int]
+"""Values of a Rows field; ctypes builds the structure from them."""
+NO_ROWS: RowsView = (None, 0)
 
 
 class Operands:
@@ -80,17 +82,18 @@ class Operands:
         self._op = op
         self._kept: list[Tensor] = []
 
-    def rows(self, x: Tensor, name: str, shape: tuple[int, ...]) -> Rows:
+    def rows(self, x: Tensor, name: str, shape: tuple[int, ...]) -> RowsView:
         """x of this shape as float32 rows; copied only when the dtype or the inner strides need it."""
         self._check(x, name, shape)
         if x.dtype != torch.float32:
             x = x.float()
-        if not _inner_contiguous(x):
+            self._kept.append(x)
+        if not (x.is_contiguous() or _inner_contiguous(x)):
             x = x.contiguous()
-        self._kept.append(x)
-        return Rows(x.data_ptr(), x.stride(0))
+            self._kept.append(x)
+        return x.data_ptr(), x.stride(0)
 
-    def optional_rows(self, x: Tensor | None, name: str, shape: tuple[int, ...]) -> Rows:
+    def optional_rows(self, x: Tensor | None, name: str, shape: tuple[int, ...]) -> RowsView:
         """Like `rows`; null for None."""
         return NO_ROWS if x is None else self.rows(x, name, shape)
 
@@ -99,26 +102,27 @@ class Operands:
         if x is None:
             return None
         self._check(x, name, shape)
-        x = x.to(torch.float32).contiguous()
-        self._kept.append(x)
+        if x.dtype != torch.float32 or not x.is_contiguous():
+            x = x.to(torch.float32).contiguous()
+            self._kept.append(x)
         return x.data_ptr()
 
-    def pool(self, x: Tensor, name: str, shape: tuple[int, ...]) -> Pool:
+    def pool(self, x: Tensor, name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """x [any, *shape], which is read and written in place."""
         self._check(x, name, (len(x), *shape) if x.dim() else shape)
-        if not _inner_contiguous(x):
+        if not x.is_contiguous() and not _inner_contiguous(x):
             raise ValueError(
                 f"{self._op}: {name} has strides {x.stride()}; its entries must be contiguous, "
                 "only the first dimension may be strided"
             )
-        return Pool(x.data_ptr(), x.stride(0) * x.element_size(), DTYPE_CODES[x.dtype])
+        return x.data_ptr(), x.stride(0) * x.element_size(), DTYPE_CODES[x.dtype]
 
     def _check(self, x: Tensor, name: str, shape: tuple[int, ...]) -> None:
         if x.shape != shape:
             raise ValueError(f"{self._op}: {name} has shape {tuple(x.shape)}; expected {shape}")
         if x.dtype not in DTYPE_CODES:
             raise ValueError(f"{self._op}: {name} is {x.dtype}; use float32, bfloat16 or float16")
-        if x.device.type != "cpu":
+        if not x.is_cpu:
             raise ValueError(f"{self._op}: {name} is on {x.device}; this backend needs it on the CPU")
 
 
@@ -133,14 +137,22 @@ def _inner_contiguous(x: Tensor) -> bool:
     return True
 
 
-def threads_for(work: int) -> ctypes.c_int64:
+def declare(library: ctypes.CDLL, kernel: str, *, batch: bool) -> None:
+    """Sets a kernel's argument types: its structure, the batch if it takes one, the number of threads."""
+    function = getattr(library, f"hc_{kernel}")
+    structures = (ctypes.c_void_p,) * (2 if batch else 1)
+    function.argtypes = (*structures, ctypes.c_int64)
+    function.restype = None
+
+
+def threads_for(work: int) -> int:
     """Threads for so many multiply-adds."""
-    return ctypes.c_int64(max(1, min(torch.get_num_threads(), work // GRAIN)))
+    return max(1, min(torch.get_num_threads(), work // GRAIN))
 
 
-def out_rows(out: Tensor) -> Rows:
+def out_rows(out: Tensor) -> RowsView:
     """A new float32 result as rows."""
-    return Rows(out.data_ptr(), out.stride(0))
+    return out.data_ptr(), out.stride(0)
 
 
 def sizes(name: str, x: Tensor, dimensions: int) -> tuple[int, ...]:

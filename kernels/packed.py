@@ -1,10 +1,13 @@
 """Several sequences' new tokens laid end to end, and where their states and KV live."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -71,15 +74,10 @@ class PackedBatch:
         used = [slot for s in self.sequences for slot in (s.slot, *(emit[1] for emit in s.emits))]
         object.__setattr__(self, "min_slot", min(used, default=0))
         object.__setattr__(self, "max_slot", max(used, default=-1))
-        blocks = int(self.block_tables.max()) if self.block_tables.numel() else -1
-        object.__setattr__(self, "max_block", blocks)
-        width = self.block_tables.shape[1]
-        bare = [
-            i
-            for i, s in enumerate(self.sequences)
-            if s.stop > s.start and (width == 0 or self.block_tables[i, 0] < 0)
-        ]
-        object.__setattr__(self, "without_blocks", bare[0] if bare else None)
+        tables = self.block_tables.numpy()
+        object.__setattr__(self, "max_block", int(tables.max(initial=-1)))
+        bare = (i for i, s in enumerate(self.sequences) if s.stop > s.start and tables[i].max(initial=-1) < 0)
+        object.__setattr__(self, "without_blocks", next(bare, None))
         pairs = (
             _triangle(s.num_computed + s.stop - s.start) - _triangle(s.num_computed) for s in self.sequences
         )
@@ -169,25 +167,25 @@ class PackedBatch:
             rows = sequence.stop
             sequences.append(sequence)
         _check_distinct(sequences)
+        lens = np.array([s.stop - s.start for s in sequences], np.int64)
+        before = np.array([s.num_computed for s in sequences], np.int64)
+        starts = np.array([s.start for s in sequences], np.int64)
+        positions = np.arange(rows) + np.repeat(before - starts, lens)
+        tables = _padded(block_tables, before + lens, block_size)
+        places = _slot_mapping(tables, positions, lens, np.array(kv_start, np.int64), block_size)
+        emitted = [emit for s in sequences for emit in s.emits]
         return cls(
             cu_seqlens=_int64([0, *(s.stop for s in sequences)]),
             slots=_int64([s.slot for s in sequences]),
-            has_state=torch.tensor([s.has_state for s in sequences], dtype=torch.bool),
-            emit_offsets=_int64([0, *_running_sum(len(s.emits) for s in sequences)]),
-            emit_counts=_int64([n for s in sequences for n, _ in s.emits]),
-            emit_slots=_int64([slot for s in sequences for _, slot in s.emits]),
-            num_computed=_int64([s.num_computed for s in sequences]),
-            positions=_cat(
-                [torch.arange(s.num_computed, s.num_computed + s.stop - s.start) for s in sequences]
-            ),
-            block_tables=_padded(block_tables),
+            has_state=torch.from_numpy(np.array([s.has_state for s in sequences], np.bool_)),
+            emit_offsets=_int64([0, *itertools.accumulate(len(s.emits) for s in sequences)]),
+            emit_counts=_int64([tokens for tokens, _ in emitted]),
+            emit_slots=_int64([slot for _, slot in emitted]),
+            num_computed=torch.from_numpy(before),
+            positions=torch.from_numpy(positions),
+            block_tables=torch.from_numpy(tables),
             block_size=block_size,
-            slot_mapping=_cat(
-                [
-                    _slot_mapping(i, s, block_tables[i], block_size, kv_start[i])
-                    for i, s in enumerate(sequences)
-                ]
-            ),
+            slot_mapping=torch.from_numpy(places),
             sequences=tuple(sequences),
         )
 
@@ -226,42 +224,38 @@ def _check_distinct(sequences: Sequence[PackedSequence]) -> None:
             seen.add(slot)
 
 
-def _slot_mapping(
-    index: int, s: PackedSequence, table: Sequence[int], block_size: int, kv_start: int
-) -> Tensor:
-    length, stop = s.stop - s.start, s.num_computed + s.stop - s.start
-    if not len(table):
-        return torch.full((length,), -1, dtype=torch.int64)
-    if len(table) * block_size < stop:
-        raise ValueError(
-            f"sequence {index} has {len(table)} blocks of {block_size} tokens for {stop} tokens; reserve more"
-        )
-    needed = _int64(table[: -(-stop // block_size)])
-    if len(needed) and int(needed.min()) < 0:
-        raise ValueError(f"sequence {index} has block id {int(needed.min())}; ids must be 0 or more")
-    positions = torch.arange(s.num_computed, stop)
-    mapping = needed[positions // block_size] * block_size + positions % block_size
-    return torch.where(positions < kv_start, -1, mapping)
-
-
-def _padded(tables: Sequence[Sequence[int]]) -> Tensor:
-    width = max((len(table) for table in tables), default=0)
-    padded = torch.full((len(tables), width), -1, dtype=torch.int64)
-    for row, table in zip(padded, tables, strict=True):
-        row[: len(table)] = _int64(table)
+def _padded(tables: Sequence[Sequence[int]], stops: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+    """Block tables of one width, padded with -1; those given must reach to their sequence's last token."""
+    padded = np.full((len(tables), max((len(table) for table in tables), default=0)), -1, np.int64)
+    for index, (table, stop) in enumerate(zip(tables, stops.tolist(), strict=True)):
+        if not len(table):
+            continue
+        if len(table) * block_size < stop:
+            raise ValueError(
+                f"sequence {index} has {len(table)} blocks of {block_size} tokens for {stop}; reserve more"
+            )
+        padded[index, : len(table)] = table
+        lowest = padded[index, : -(-stop // block_size)].min(initial=0)
+        if lowest < 0:
+            raise ValueError(f"sequence {index} has block id {lowest}; ids must be 0 or more")
     return padded
 
 
-def _int64(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+def _slot_mapping(
+    tables: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    lens: NDArray[np.int64],
+    kv_start: NDArray[np.int64],
+    block_size: int,
+) -> NDArray[np.int64]:
+    if not tables.size:
+        return np.full(len(positions), -1, np.int64)
+    owner = np.repeat(np.arange(len(lens)), lens)
+    # A sequence without blocks beside others that have some has -1 in column 0.
+    block = tables[owner, np.where(tables[owner, 0] < 0, 0, positions // block_size)]
+    place = block * block_size + positions % block_size
+    return np.where((positions < kv_start[owner]) | (block < 0), -1, place)
 
 
-def _cat(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts) if parts else _int64([])
-
-
-def _running_sum(values: Iterator[int]) -> Iterator[int]:
-    total = 0
-    for value in values:
-        total += value
-        yield total
+def _int64(values: list[int]) -> Tensor:
+    return torch.from_numpy(np.array(values, np.int64))

@@ -11,6 +11,7 @@ namespace {
 using namespace hc;
 
 constexpr int64_t kKeys = 64, kTileRows = 60;  // a multiple of the 6 rows of a micro-tile
+constexpr int64_t kPanel = 2 * VL;             // columns of a panel: [depth, kPanel], panel after panel
 constexpr float kMasked = -1e30f;
 
 struct Args {
@@ -22,59 +23,79 @@ struct Args {
 };
 
 struct Scratch {
-  int64_t padded;  // head_dim in whole pairs of vectors
-  std::vector<float> q, keys, values, scores, sums, page, top, total;
+  int64_t padded;  // head_dim in whole panels
+  std::vector<float> q, keys, values, scores, sums, page, row, top, total;
   Scratch(int64_t head_dim, int64_t rows)
-      : padded(round_up(head_dim, 2 * VL)),
+      : padded(round_up(head_dim, kPanel)),
         q(rows * padded),
         keys(padded * kKeys),
         values(kKeys * padded),
         scores(rows * kKeys),
         sums(rows * padded),
         page(kKeys * padded),
+        row(padded),
         top(rows),
         total(rows) {}
 };
 
-// c[r, 0:2VL] += sum over i of a[r, i] b[i, 0:2VL], i ascending.
-template <int R>
-inline void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc) {
-  vf sum[R][2];
-  for (int r = 0; r < R; ++r) sum[r][0] = load(c + r * ldc), sum[r][1] = load(c + r * ldc + VL);
+// c[r, columns of P panels] += sum over i of a[r, i] b[i, columns], i ascending. Inlined into a larger function
+// its sums would not stay in registers.
+template <int R, int P>
+[[gnu::noinline]] void micro(const float* a, int64_t lda, const float* b, int64_t depth, int64_t panel, float* c,
+                  int64_t ldc) {
+  vf sum[R][2 * P];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < 2 * P; ++v) sum[r][v] = load(c + r * ldc + v * VL);
   for (int64_t i = 0; i < depth; ++i) {
-    const vf b0 = load(b + i * ldb), b1 = load(b + i * ldb + VL);
+    vf w[2 * P];
+    for (int v = 0; v < 2 * P; ++v) w[v] = load(b + v / 2 * panel + i * kPanel + v % 2 * VL);
     for (int r = 0; r < R; ++r) {
       const vf x = splat(a[r * lda + i]);
-      sum[r][0] = fma(x, b0, sum[r][0]);
-      sum[r][1] = fma(x, b1, sum[r][1]);
+      for (int v = 0; v < 2 * P; ++v) sum[r][v] = fma(x, w[v], sum[r][v]);
     }
   }
-  for (int r = 0; r < R; ++r) store(c + r * ldc, sum[r][0]), store(c + r * ldc + VL, sum[r][1]);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < 2 * P; ++v) store(c + r * ldc + v * VL, sum[r][v]);
 }
-void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+// `panel`: floats from one panel of b to the next; depth rows of each are used.
+void multiply(const float* a, int64_t lda, const float* b, int64_t depth, int64_t panel, float* c, int64_t ldc,
               int64_t rows, int64_t columns) {
-  for (int64_t j = 0; j < columns; j += 2 * VL) {
-    int64_t r = 0;
-    for (; r + 6 <= rows; r += 6) micro<6>(a + r * lda, lda, b + j, ldb, depth, c + r * ldc + j, ldc);
-    for (; r + 2 <= rows; r += 2) micro<2>(a + r * lda, lda, b + j, ldb, depth, c + r * ldc + j, ldc);
-    for (; r < rows; ++r) micro<1>(a + r * lda, lda, b + j, ldb, depth, c + r * ldc + j, ldc);
+  const int64_t panels = columns / kPanel;
+  int64_t r = rows - rows % 6;
+  for (int64_t j = 0; j < panels; ++j)
+    for (int64_t i = 0; i < r; i += 6)
+      micro<6, 1>(a + i * lda, lda, b + j * panel, depth, panel, c + i * ldc + j * kPanel, ldc);
+  for (; r + 2 <= rows; r += 2) {  // few rows: more columns at once hide the latency of a sum
+    int64_t j = 0;
+    for (; j + 2 <= panels; j += 2)
+      micro<2, 2>(a + r * lda, lda, b + j * panel, depth, panel, c + r * ldc + j * kPanel, ldc);
+    if (j < panels) micro<2, 1>(a + r * lda, lda, b + j * panel, depth, panel, c + r * ldc + j * kPanel, ldc);
+  }
+  if (r < rows) {
+    int64_t j = 0;
+    for (; j + 4 <= panels; j += 4)
+      micro<1, 4>(a + r * lda, lda, b + j * panel, depth, panel, c + r * ldc + j * kPanel, ldc);
+    for (; j < panels; ++j)
+      micro<1, 1>(a + r * lda, lda, b + j * panel, depth, panel, c + r * ldc + j * kPanel, ldc);
   }
 }
 
-// Keys [first, first + count) of a sequence: values as they are, keys transposed; what is not there is zero.
+// Keys [first, first + count) of a sequence as panels: values [d / kPanel][key][kPanel], keys, transposed,
+// [key / kPanel][d][kPanel]. Keys that are not there are zero; values that are not there are not read.
 void fetch(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t head, int64_t first, int64_t count) {
   const int64_t* table = batch.block_tables + s * batch.max_blocks;
   for (int64_t j = 0; j < count; ++j) {
     const int64_t block = table[(first + j) / batch.block_size], offset = (first + j) % batch.block_size;
     const int64_t element = (offset * p.kv_heads + head) * p.head_dim;
-    read(&w.page[j * w.padded], p.keys.entry(block, element), p.keys.dtype, p.head_dim);
-    read(&w.values[j * w.padded], p.values.entry(block, element), p.values.dtype, p.head_dim);
+    float *row = &w.page[j * w.padded], *value = w.row.data();
+    read(row, p.keys.entry(block, element), p.keys.dtype, p.head_dim);
+    read(value, p.values.entry(block, element), p.values.dtype, p.head_dim);
+    for (int64_t d = 0; d < w.padded; d += kPanel) std::memcpy(&w.values[d * kKeys + j * kPanel], value + d, kPanel * 4);
   }
-  for (int64_t j = count; j < kKeys; ++j) std::memset(&w.values[j * w.padded], 0, w.padded * 4);
   for (int64_t j = 0; j < kKeys; j += VL)
     for (int64_t d = 0; d < p.head_dim; d += VL)
-      transpose(&w.page[j * w.padded + d], w.padded, std::clamp<int64_t>(count - j, 0, VL), &w.keys[d * kKeys + j],
-                kKeys);
+      transpose(&w.page[j * w.padded + d], w.padded, std::clamp<int64_t>(count - j, 0, VL),
+                &w.keys[j / kPanel * kPanel * w.padded + d * kPanel + j % kPanel], kPanel);
 }
 
 // Scores of one row to weights: keys [low, high) of the block are seen. Scales the row's sums to the new maximum.
@@ -120,14 +141,15 @@ void item(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t head
     const int64_t count = std::min(kKeys, stop - first);
     fetch(p, batch, w, s, head, first, count);
     std::fill_n(w.scores.begin(), rows * kKeys, 0.f);
-    multiply(w.q.data(), w.padded, w.keys.data(), kKeys, width, w.scores.data(), kKeys, rows, kKeys);
+    multiply(w.q.data(), w.padded, w.keys.data(), width, w.padded * kPanel, w.scores.data(), kKeys, rows, kKeys);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t own = position + r / group;
       const int64_t low = p.window ? std::clamp<int64_t>(own - p.window + 1 - first, 0, kKeys) : 0;
       const int64_t high = std::clamp<int64_t>(own + 1 - first, 0, kKeys);
       soften(p, &w.scores[r * kKeys], &w.sums[r * w.padded], w.padded, w.top[r], w.total[r], low, high);
     }
-    multiply(w.scores.data(), kKeys, w.values.data(), w.padded, count, w.sums.data(), w.padded, rows, w.padded);
+    multiply(w.scores.data(), kKeys, w.values.data(), count, kKeys * kPanel, w.sums.data(), w.padded, rows,
+             w.padded);
   }
   for (int64_t r = 0; r < rows; ++r) {
     float* to = p.out.row(t0 + r / group) + (head * group + r % group) * width;

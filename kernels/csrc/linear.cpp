@@ -22,8 +22,8 @@ inline vf weights(const uint16_t* p) {  // bfloat16
   return (vf)(__builtin_convertvector(h, vi) << 16);
 }
 
-template <int R, class W>
-inline void micro(const Args& p, int64_t row, const W* panel, int64_t column) {
+template <int R, class W>  // inlined into a larger function its sums would not stay in registers
+[[gnu::noinline]] void micro(const Args& p, int64_t row, const W* panel, int64_t column) {
   const float* x[R];
   vf sum[R][2];
   for (int r = 0; r < R; ++r) {

@@ -19,7 +19,7 @@ struct Args {
 
 struct Scratch {
   std::vector<float> state, b, c;
-  float dx_scale[kTile], decay[kTile];
+  float dt[kTile], decay[kTile], x[kRows][kTile], y[kRows][kTile];
   explicit Scratch(int64_t padded) : state(kRows * padded), b(kTile * padded), c(kTile * padded) {}
 };
 
@@ -48,33 +48,34 @@ void tile(const Args& p, Scratch& w, int64_t h, int64_t row, int64_t rows, int64
   for (int64_t i = 0; i < n; ++i) {
     std::memcpy(&w.b[i * p.padded], p.b.row(t0 + i) + group * p.d_state, p.d_state * 4);
     std::memcpy(&w.c[i * p.padded], p.c.row(t0 + i) + group * p.d_state, p.d_state * 4);
-    w.dx_scale[i] = p.dt.row(t0 + i)[h] + (p.dt_bias ? p.dt_bias[h] : 0.f);
+    w.dt[i] = p.dt.row(t0 + i)[h] + (p.dt_bias ? p.dt_bias[h] : 0.f);
   }
   for (int64_t i = 0; i < n; i += VL) {
-    const vf dt = at_most(at_least(softplus(load_upto(w.dx_scale + i, n - i)), p.dt_min), p.dt_max);
-    store_upto(w.dx_scale + i, dt, n - i);
+    const vf dt = at_most(at_least(softplus(load_upto(w.dt + i, n - i)), p.dt_min), p.dt_max);
+    store_upto(w.dt + i, dt, n - i);
     store_upto(w.decay + i, exp(dt * p.a[h]), n - i);
   }
-  const float skip = p.d ? p.d[h] : 0.f;
+  // Tokens may lie whole pages apart, where they evict each other from L1: each row of x is touched once.
   const int64_t first = h * p.head_dim + row;
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t r = 0; r < rows; ++r) w.x[r][i] = p.x.row(t0 + i)[first + r];
   for (int64_t r = 0; r < rows; ++r) {
     float* s = &w.state[r * p.padded];
     for (int64_t i = 0; i < n;) {
       const int64_t k = n - i >= 4 ? 4 : 1;
-      float xs[4], dx[4], y[4];
-      for (int64_t j = 0; j < k; ++j) {
-        xs[j] = p.x.row(t0 + i + j)[first + r];
-        dx[j] = w.dx_scale[i + j] * xs[j];
-      }
+      float dx[4], *y = &w.y[r][i];
+      for (int64_t j = 0; j < k; ++j) dx[j] = w.dt[i + j] * w.x[r][i + j];
       const float *b = &w.b[i * p.padded], *c = &w.c[i * p.padded];
       if (k == 4)
         step<4>(s, b, c, p.padded, w.decay + i, dx, y);
       else
         step<1>(s, b, c, p.padded, w.decay + i, dx, y);
-      for (int64_t j = 0; j < k; ++j) p.out.row(t0 + i + j)[first + r] = y[j] + skip * xs[j];
       i += k;
     }
   }
+  const float skip = p.d ? p.d[h] : 0.f;
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t r = 0; r < rows; ++r) p.out.row(t0 + i)[first + r] = w.y[r][i] + skip * w.x[r][i];
 }
 
 void item(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t h, int64_t row) {

@@ -23,7 +23,15 @@ typedef int32_t vi __attribute__((vector_size(VL * 4)));
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-inline vf splat(float x) { return x - vf{}; }
+inline vf splat(float x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_set1_ps(x);
+#elif defined(__AVX__)
+  return (vf)_mm256_set1_ps(x);
+#else
+  return x - vf{};
+#endif
+}
 inline vf load(const float* p) {
   vf v;
   std::memcpy(&v, p, sizeof v);
@@ -60,11 +68,16 @@ inline vf larger(vf a, vf b) { return a > b ? a : b; }
 
 // Sum of the lanes, neighbours first.
 inline float sum_lanes(vf v) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+  const __m256 pairs = _mm256_hadd_ps((__m256)v, (__m256)v), fours = _mm256_hadd_ps(pairs, pairs);
+  return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
+#else
   float a[VL];
   store(a, v);
   for (int n = VL / 2; n > 0; n /= 2)
     for (int i = 0; i < n; ++i) a[i] = a[2 * i] + a[2 * i + 1];
   return a[0];
+#endif
 }
 inline float max_lanes(vf v) {
   float m = v[0];
