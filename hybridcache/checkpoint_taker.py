@@ -73,8 +73,10 @@ class CheckpointTaker:
             else:
                 self.store.slots.free(slot)
             self._end_planned(lease, position)
+        self.skip_passed(lease)
 
     def skip_passed(self, lease: Lease) -> None:
+        """Give up the planned positions that the lease has passed without writing the state there."""
         emitted = {emit.position for emit in lease.emits}
         while passed := [at for at in lease.planned if at < lease.num_computed and at not in emitted]:
             self._skip(lease, passed[0])

@@ -77,7 +77,7 @@ class Reclaimer:
             victim = store.evictor.next(now, split and pool == "state", split and pool == "kv")
             if victim is not None:
                 self.evict(victim, now)
-            elif len(self.leases) > 1 or not self._squeeze(now):
+            elif (split and pool == "state") or len(self.leases) > 1 or not self._squeeze(now):
                 return False
         return True
 
