@@ -53,11 +53,6 @@ class TextStream(Reader):
         """Characters that the client may have."""
         self._closed = False
 
-    @property
-    def num_characters(self) -> int:
-        """Characters that the client may have."""
-        return self._given
-
     def text(self, start: int = 0) -> str:
         """What the client may have, from character ``start`` on."""
         return self._text[start : self._given]

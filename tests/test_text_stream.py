@@ -1,0 +1,150 @@
+"""Text while its tokens come."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridcache.models.chat_tokens import TOKENIZER_FOLDER
+from hybridcache.text_stream import TextStream
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    """Token ids below 256 are bytes; 256 is a special token, which has no text."""
+    return bytes(token for token in token_ids if token < 256).decode("utf-8", "replace")
+
+
+def decode_words(token_ids: Sequence[int]) -> str:
+    """As tokenizers that mark the beginnings of words do: the first one's space goes."""
+    return "".join((" one", " two", "ly", " £")[token] for token in token_ids).removeprefix(" ")
+
+
+def read(stream: TextStream, token_ids: Sequence[int]) -> list[str]:
+    """What the client had after each token, and after the end."""
+    had = []
+    for token in token_ids:
+        stopped = stream.read(token)
+        had.append(stream.text())
+        if stopped:
+            break
+    stream.close()
+    return [*had, stream.text()]
+
+
+@given(st.lists(st.integers(0, 256), max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_bytes_in_any_order_give_the_text_of_all(token_ids: list[int]) -> None:
+    stream = TextStream(decode)
+    had = read(stream, token_ids)
+    assert had[-1] == decode(token_ids)
+    assert stream.num_given == len(token_ids)
+    for before, after in zip(had, had[1:], strict=False):
+        assert after.startswith(before)
+
+
+@given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_the_text_is_cut_at_the_stop_that_comes_first(text: str, stop: list[str]) -> None:
+    # One byte a token: of stops that end at different places the first to end is found.
+    stream = TextStream(decode, stop)
+    had = read(stream, list(text.encode()))
+    ends = [text.index(each) + len(each) for each in stop if each in text]
+    if not ends:
+        assert stream.stopped_at is None and had[-1] == text
+        return
+    shortest = text[: min(ends)]
+    assert had[-1] == shortest[: min(shortest.index(each) for each in stop if each in shortest)]
+    assert all(had[-1].startswith(before) for before in had)
+
+
+@given(st.lists(st.sampled_from(b"ab"), max_size=30))
+def test_what_was_given_is_never_taken_back(token_ids: list[int]) -> None:
+    stream = TextStream(decode, ("abab", "bbb"))
+    given_tokens = [0]
+    for token in token_ids:
+        if stream.read(token):
+            break
+        given_tokens.append(stream.num_given)
+    assert given_tokens == sorted(given_tokens)
+    assert stream.num_given >= given_tokens[-1]
+    if stream.stopped_at is not None:
+        assert decode(token_ids[: stream.num_given]) == stream.text()
+
+
+def test_the_real_tokenizer() -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FOLDER / "tokenizer.json"))
+    for text in ("naïve café 日本語 🙂🙂 fine", "a\n\n  b\t", "<|user|>hi<|end|>there"):
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        assert read(TextStream(tokenizer.decode), tokens)[-1] == tokenizer.decode(tokens)
+
+
+def test_a_tokenizer_that_strips_the_first_space() -> None:
+    tokens = [0, 1, 2, 3, 0, 0] * 10
+    assert read(TextStream(decode_words), tokens)[-1] == decode_words(tokens)
+
+
+def test_a_character_is_given_when_it_is_whole() -> None:
+    euro = "€".encode()
+    stream = TextStream(decode)
+    assert read(stream, [*b"a", *euro]) == ["a", "a", "a", "a€", "a€"]
+
+
+def test_tokens_of_an_incomplete_character_are_not_given() -> None:
+    stream = TextStream(decode)
+    for token in (*b"a", *"€".encode()[:2]):
+        stream.read(token)
+    assert (stream.text(), stream.num_given) == ("a", 1)
+    stream.close()
+    assert (stream.text(), stream.num_given) == ("a\N{REPLACEMENT CHARACTER}", 3)
+
+
+def test_a_possible_stop_is_held_back() -> None:
+    assert read(TextStream(decode, ["xyz"]), list(b"axyaxy")) == [
+        "a",
+        "a",
+        "a",
+        "axya",
+        "axya",
+        "axya",
+        "axyaxy",
+    ]
+
+
+def test_of_overlapping_stops_the_longest_possible_beginning_is_held_back() -> None:
+    assert read(TextStream(decode, ["bcd", "abce"]), list(b"abcf")) == ["", "", "", "abcf", "abcf"]
+
+
+def test_a_stop_within_a_token() -> None:
+    words = {0: "one ", 1: "two. Three", 2: " four"}
+    stream = TextStream(lambda ids: "".join(words[i] for i in ids), [". "])
+    assert read(stream, [2, 0, 1])[-1] == " fourone two"
+    # The token that holds the stop is cut in two: nobody can send it back.
+    assert (stream.stopped_at, stream.num_given) == (". ", 2)
+
+
+def test_a_stop_spread_over_tokens() -> None:
+    words = {0: "one", 1: "##", 2: "#two"}
+    stream = TextStream(lambda ids: "".join(words[i] for i in ids), ["###"])
+    assert read(stream, [0, 1, 2]) == ["one", "one", "one", "one"]
+    assert stream.num_given == 1
+
+
+def test_stops_before_min_tokens_do_not_count() -> None:
+    stream = TextStream(decode, ["b"], min_tokens=4)
+    assert read(stream, list(b"abbcab"))[-1] == "abbca"
+
+
+def test_text_from_a_character_on() -> None:
+    stream = TextStream(decode)
+    read(stream, list(b"abcdef"))
+    assert stream.text(4) == "ef"
+
+
+def test_reading_on_after_the_end_is_a_mistake() -> None:
+    stream = TextStream(decode)
+    stream.close()
+    with pytest.raises(AssertionError, match="ended"):
+        stream.read(97)
