@@ -1,6 +1,7 @@
 """Text while its tokens come."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +40,7 @@ def test_bytes_in_any_order_give_the_text_of_all(token_ids: list[int]) -> None:
     had = read(stream, token_ids)
     assert had[-1] == decode(token_ids)
     assert stream.num_given == len(token_ids)
-    for before, after in zip(had, had[1:], strict=False):
+    for before, after in pairwise(had):
         assert after.startswith(before)
 
 
