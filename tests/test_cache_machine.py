@@ -200,14 +200,14 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 def test_machine() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         CacheMachine, settings=_settings(max_examples=60, steps=30, shrink=False)
     )
 
 
 @pytest.mark.full
 def test_machine_at_length() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         CacheMachine, settings=_settings(max_examples=3000, steps=80, shrink=True)
     )
 

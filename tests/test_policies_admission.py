@@ -1,0 +1,92 @@
+"""Each admission policy's plan, as literals."""
+
+import pytest
+
+from hybridcache.policies.admission import PromptFacts
+from hybridcache.policies.build import ADMISSION, build_admission
+from hybridcache.policies.columns import BRANCH, INTERVAL, PROMPT_END
+
+Plan = list[tuple[int, int]]
+
+
+def prompt(
+    num_prompt: int = 40,
+    hit: int = 0,
+    matched: int = 0,
+    leaves_path: bool = False,
+    turn_end: int | None = None,
+) -> PromptFacts:
+    return PromptFacts(num_prompt, hit, matched, leaves_path, turn_end, block_size=16)
+
+
+COLD = prompt()
+BRANCHING = prompt(hit=10, matched=25, leaves_path=True)
+AT_THE_HIT = prompt(hit=25, matched=25, leaves_path=True)
+GOING_ON = prompt(hit=10, matched=25)
+KNOWN = prompt(hit=10, matched=40, leaves_path=True)
+ALL_BUT_ONE = prompt(hit=39, matched=40, leaves_path=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "facts", "plan"),
+    [
+        ("final_only", {}, BRANCHING, []),
+        ("branch_and_final", {}, COLD, []),
+        ("branch_and_final", {}, BRANCHING, [(25, BRANCH)]),
+        ("branch_and_final", {}, AT_THE_HIT, []),
+        ("branch_and_final", {}, GOING_ON, []),
+        ("branch_and_final", {}, KNOWN, [(39, BRANCH)]),
+        ("branch_and_final", {}, ALL_BUT_ONE, []),
+        ("branch_final_prompt", {}, COLD, [(39, PROMPT_END)]),
+        ("branch_final_prompt", {}, BRANCHING, [(25, BRANCH), (39, PROMPT_END)]),
+        ("branch_final_prompt", {}, prompt(turn_end=30), [(30, PROMPT_END)]),
+        ("branch_final_prompt", {}, prompt(turn_end=40), [(39, PROMPT_END)]),
+        ("branch_final_prompt", {}, prompt(hit=35, matched=35, turn_end=30), []),
+        ("branch_final_prompt", {}, ALL_BUT_ONE, []),
+        ("branch_final_prompt", {}, prompt(num_prompt=1), []),
+        ("all_blocks", {}, COLD, [(16, INTERVAL), (32, INTERVAL)]),
+        ("all_blocks", {}, prompt(hit=16, matched=20), [(32, INTERVAL)]),
+        ("all_blocks", {}, prompt(num_prompt=32), [(16, INTERVAL), (32, INTERVAL)]),
+        ("every_n", {"n": 15}, COLD, [(15, INTERVAL), (30, INTERVAL)]),
+        ("every_n", {"n": 15}, prompt(hit=29), [(30, INTERVAL)]),
+        ("every_n", {"n": 15}, prompt(hit=30), []),
+        ("every_n", {}, COLD, []),
+    ],
+)
+def test_plans(name: str, settings: dict[str, int], facts: PromptFacts, plan: Plan) -> None:
+    assert [tuple(planned) for planned in build_admission(name, **settings).plan(facts)] == plan
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "after"),
+    [
+        ("all_blocks", {}, {40: 48, 48: 64}),
+        ("every_n", {"n": 15}, {40: 45, 45: 60, 44: 45}),
+        ("final_only", {}, {40: None}),
+        ("branch_and_final", {}, {40: None}),
+        ("branch_final_prompt", {}, {40: None}),
+    ],
+)
+def test_generated_positions(name: str, settings: dict[str, int], after: dict[int, int | None]) -> None:
+    policy = build_admission(name, **settings)
+    assert {position: policy.next_generated(position, 16) for position in after} == after
+
+
+@pytest.mark.parametrize("name", sorted(ADMISSION))
+def test_every_policy_keeps_the_end(name: str) -> None:
+    policy = build_admission(name)
+    assert policy.final and policy.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "word"),
+    [
+        ("every_m", {}, "every_m.*choose one of"),
+        ("every_n", {"n": 0}, "n=0"),
+        ("every_n", {"m": 5}, "m.*5"),
+        ("final_only", {"n": 5}, "does not take"),
+    ],
+)
+def test_bad_settings_are_refused(name: str, settings: dict[str, int], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        build_admission(name, **settings)
