@@ -1,11 +1,12 @@
-// Matrix product with a fixed order of summation: out[m, n] = bias[n] + sum over k of x[m, k] weight[n, k], k
-// ascending in one chain, whatever the number of rows. The weight is packed in panels [in, 2 VL] of outputs.
+// Matrix product with a fixed order of summation: out[m, n] = bias[n] + the sums over 256 k each, in ascending
+// order, of x[m, k] weight[n, k], k ascending, whatever the number of rows. (One chain over all k would be less
+// exact.) The weight is packed in panels [in, 2 VL] of outputs.
 #include "storage.h"
 
 namespace {
 using namespace hc;
 
-constexpr int64_t kPanel = 2 * VL, kRowTile = 48;  // rows that share a panel while it is in L2
+constexpr int64_t kPanel = 2 * VL, kRowTile = 48, kChain = 256;  // kRowTile: rows that share a panel in L2
 
 struct Args {
   Rows x, out;
@@ -25,24 +26,27 @@ inline vf weights(const uint16_t* p) {  // bfloat16
 template <int R, class W>  // inlined into a larger function its sums would not stay in registers
 [[gnu::noinline]] void micro(const Args& p, int64_t row, const W* panel, int64_t column) {
   const float* x[R];
-  vf sum[R][2];
+  float total[R][kPanel];
   for (int r = 0; r < R; ++r) {
     x[r] = p.x.row(row + r);
-    sum[r][0] = load(p.bias + column);
-    sum[r][1] = load(p.bias + column + VL);
+    std::memcpy(total[r], p.bias + column, sizeof total[r]);
   }
-  for (int64_t k = 0; k < p.in; ++k) {
-    const vf w0 = weights(panel + k * kPanel), w1 = weights(panel + k * kPanel + VL);
-    for (int r = 0; r < R; ++r) {
-      const vf a = splat(x[r][k]);
-      sum[r][0] = fma(a, w0, sum[r][0]);
-      sum[r][1] = fma(a, w1, sum[r][1]);
+  for (int64_t begin = 0; begin < p.in; begin += kChain) {
+    const int64_t end = std::min(p.in, begin + kChain);
+    vf sum[R][2] = {};
+    for (int64_t k = begin; k < end; ++k) {
+      const vf w0 = weights(panel + k * kPanel), w1 = weights(panel + k * kPanel + VL);
+      for (int r = 0; r < R; ++r) {
+        const vf a = splat(x[r][k]);
+        sum[r][0] = fma(a, w0, sum[r][0]);
+        sum[r][1] = fma(a, w1, sum[r][1]);
+      }
     }
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < 2; ++i) store(total[r] + i * VL, load(total[r] + i * VL) + sum[r][i]);
   }
   for (int r = 0; r < R; ++r)
-    for (int64_t i = 0; i < 2; ++i)
-      if (p.outs > column + i * VL)
-        store_upto(p.out.row(row + r) + column + i * VL, sum[r][i], p.outs - column - i * VL);
+    std::memcpy(p.out.row(row + r) + column, total[r], std::min(kPanel, p.outs - column) * 4);
 }
 
 template <class W>
