@@ -74,7 +74,10 @@ NO_ROWS: RowsView = (None, 0)
 
 
 class Operands:
-    """Checks the tensors of one call and keeps converted copies alive until it is over."""
+    """Checks the tensors of one call and keeps them alive until it is over.
+
+    All of them: what is not converted here may be a caller's reshaped copy that nobody else holds.
+    """
 
     __slots__ = ("_kept", "_op")
 
@@ -87,10 +90,9 @@ class Operands:
         self._check(x, name, shape)
         if x.dtype != torch.float32:
             x = x.float()
-            self._kept.append(x)
         if not (x.is_contiguous() or _inner_contiguous(x)):
             x = x.contiguous()
-            self._kept.append(x)
+        self._kept.append(x)
         return x.data_ptr(), x.stride(0)
 
     def optional_rows(self, x: Tensor | None, name: str, shape: tuple[int, ...]) -> RowsView:
@@ -104,7 +106,7 @@ class Operands:
         self._check(x, name, shape)
         if x.dtype != torch.float32 or not x.is_contiguous():
             x = x.to(torch.float32).contiguous()
-            self._kept.append(x)
+        self._kept.append(x)
         return x.data_ptr()
 
     def pool(self, x: Tensor, name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -143,6 +143,15 @@ def test_row_operations(cpu: CpuOps, name: str, width: int) -> None:
     assert torch.equal(torch.cat(ones), actual)
 
 
+@pytest.mark.parametrize("name", [name for name in ROW_OPS if name != "rope"])
+def test_heads_of_a_wider_tensor(cpu: CpuOps, name: str) -> None:
+    # Such rows have no common stride: they are copied, and both copies must live until the kernel is done.
+    heads, w = torch.randn(9, 7, 24) * 3, torch.randn(24)
+    x, y = heads[:, :3], heads[:, 3:6]
+    actual = ROW_OPS[name](cpu, x, y, w)
+    assert torch.equal(actual, ROW_OPS[name](cpu, x.contiguous(), y.contiguous(), w))
+
+
 def test_functions_over_the_whole_range(cpu: CpuOps) -> None:
     x = torch.cat([torch.linspace(-100, 80, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e-7, torch.nan])])
     twin = ReferenceOps()
