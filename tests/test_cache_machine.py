@@ -201,7 +201,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 def test_machine() -> None:
     run_state_machine_as_test(
-        CacheMachine, settings=_settings(max_examples=60, steps=30, shrink=False)
+        CacheMachine, settings=_settings(max_examples=50, steps=30, shrink=False)
     )
 
 

@@ -78,7 +78,11 @@ CASES = {
         NOTHING,
         {"new": 60},
     ),
-    "left within the first block": (lookup(matched=15, goes_on=True), NOTHING, {"no_checkpoint": 15, "new": 85}),
+    "left within the first block": (
+        lookup(matched=15, goes_on=True),
+        NOTHING,
+        {"no_checkpoint": 15, "new": 85},
+    ),
     "left after the first block": (
         lookup(matched=16, goes_on=True),
         NOTHING,
