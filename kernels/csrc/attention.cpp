@@ -1,6 +1,6 @@
 // Causal attention over paged KV with an online softmax over blocks of 64 keys that start at multiples of 64.
 //
-// One item is (sequence, KV head, up to 60 rows); a row is one query head at one token. The keys of a block are
+// One item is (sequence, KV head, up to 96 rows); a row is one query head at one token. The keys of a block are
 // copied out of their pages, transposed, once per item. Scores and outputs are sums over the head's dimensions
 // and over the keys in ascending order, one chain per element, so that a row does not depend on its tile.
 #include <vector>
@@ -10,8 +10,9 @@
 namespace {
 using namespace hc;
 
-constexpr int64_t kKeys = 64, kTileRows = 60;  // a multiple of the 6 rows of a micro-tile
+constexpr int64_t kKeys = 64, kTileRows = 96;  // a multiple of the 6 rows of a micro-tile
 constexpr int64_t kPanel = 2 * VL;             // columns of a panel: [depth, kPanel], panel after panel
+constexpr int64_t kAhead = 6;                  // keys fetched ahead
 constexpr float kMasked = -1e30f;
 
 struct Args {
@@ -84,12 +85,20 @@ void multiply(const float* a, int64_t lda, const float* b, int64_t depth, int64_
 // [key / kPanel][d][kPanel]. Keys that are not there are zero; values that are not there are not read.
 void fetch(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t head, int64_t first, int64_t count) {
   const int64_t* table = batch.block_tables + s * batch.max_blocks;
-  for (int64_t j = 0; j < count; ++j) {
+  const auto place = [&](const Pool& pool, int64_t j) {
     const int64_t block = table[(first + j) / batch.block_size], offset = (first + j) % batch.block_size;
-    const int64_t element = (offset * p.kv_heads + head) * p.head_dim;
+    return pool.entry(block, (offset * p.kv_heads + head) * p.head_dim);
+  };
+  // A head's keys lie one row of all heads apart, which the processor does not foresee.
+  const auto foresee = [&](const Pool& pool, int64_t j) {
+    const char* at = place(pool, j);
+    for (int64_t i = 0; i < p.head_dim * size_of(pool.dtype); i += 64) __builtin_prefetch(at + i);
+  };
+  for (int64_t j = 0; j < count; ++j) {
+    if (j + kAhead < count) foresee(p.keys, j + kAhead), foresee(p.values, j + kAhead);
     float *row = &w.page[j * w.padded], *value = w.row.data();
-    read(row, p.keys.entry(block, element), p.keys.dtype, p.head_dim);
-    read(value, p.values.entry(block, element), p.values.dtype, p.head_dim);
+    read(row, place(p.keys, j), p.keys.dtype, p.head_dim);
+    read(value, place(p.values, j), p.values.dtype, p.head_dim);
     for (int64_t d = 0; d < w.padded; d += kPanel) std::memcpy(&w.values[d * kKeys + j * kPanel], value + d, kPanel * 4);
   }
   for (int64_t j = 0; j < kKeys; j += VL)
