@@ -4,7 +4,9 @@ import ast
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -106,6 +108,15 @@ def test_a_part_does_not_know(part: str) -> None:
     modules = [name for name in imports() if within(name, [part])]
     wrong = {(m, name) for m in modules for name in imports()[m] if within(name, UNKNOWN_TO[part])}
     assert not wrong
+
+
+def test_data_files_are_packaged() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (patterns,) = project["tool"]["setuptools"]["package-data"].values()
+    files = [path for name in ("hybridcache", *LINKS) for path in (ROOT / name).rglob("*") if path.is_file()]
+    data = [path for path in files if path.suffix not in (".py", ".pyc")]
+    assert {path.suffix for path in data} >= {".yaml", ".cpp", ".json"}
+    assert not [path for path in data if not any(fnmatch(path.name, pattern) for pattern in patterns)]
 
 
 def test_imports_have_no_cycle() -> None:
