@@ -1,7 +1,7 @@
 """Runs steps with a model on real tensors."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -98,7 +98,8 @@ class ModelRunner(Runner):
             has_state=[s.has_state for s in sequences],
             num_computed=[s.start for s in sequences],
             emits=[[(emit.position - s.start, emit.slot) for emit in s.emits] for s in sequences],
-            block_tables=[s.block_ids.tolist() for s in sequences],
+            # Arrays as they are: a list of a long context would take longer than the rest.
+            block_tables=[cast(Sequence[int], s.block_ids) for s in sequences],
             block_size=self.storage.block_size,
             kv_start=[s.kv_start for s in sequences],
         )

@@ -97,6 +97,13 @@ def test_kv_that_is_there_is_read_and_not_written_again() -> None:
     before[20:22] = runner.storage.blocks.memory[20:22]
     assert torch.equal(runner.storage.blocks.memory, before)
     assert torch.equal(runner.storage.slots.memory[1], cold().state(TEXT[:20]))
+    # Writing the same bits again would not show: other KV in the shared blocks has to stay.
+    for views in runner.storage.states():
+        for name in views.keys() & {"key", "value"}:
+            views[name][:3] *= 2
+    before = runner.storage.blocks.memory[:3].clone()
+    run(runner, part(0, 20, 1, block_ids=shared, kv_start=12))
+    assert torch.equal(runner.storage.blocks.memory[:3], before)
 
 
 def test_copies_come_first_in_order_then_what_was_freed_goes_then_the_model_runs() -> None:
@@ -167,7 +174,7 @@ def test_a_released_slot_holds_no_state() -> None:
         ((part(0, 4, 0, emits=(StateEmit(3, 1),)), part(0, 4, 1, 20)), "slot 1 of sequence 1 is used twice"),
         ((part(0, 4, 0), part(0, 4, 1)), "write the KV of one place"),
         ((part(0, 9, 0, block_ids=np.array([0, 1, 0])),), "write the KV of one place"),
-        ((part(0, 9, 0, block_ids=np.array([0, 1])),), "2 blocks of 4 tokens for 9 tokens"),
+        ((part(0, 9, 0, block_ids=np.array([0, 1])),), "2 blocks of 4 tokens for 9"),
         ((part(0, 9, 10**6),), "state ids .* are none"),
         ((part(0, 9, 0, emits=(StateEmit(3, 10**6),)),), "state ids .* are none"),
         ((part(0, 9, 0, 10**6),), "kv ids .* are none"),
