@@ -78,7 +78,9 @@ def test_case_081_reads_refresh_and_do_not_revive(kind: str) -> None:
     serving.serve(read)
     serving.serve(unread)
     serving.now = 9.0
-    assert serving.serve(joined(read, text(1, 2))).hit == 40
+    lease = serving.begin(joined(read, text(1, 2)))
+    assert lease.hit == 40
+    serving.end(lease, keep=0)
     assert serving.look(joined(unread, text(1, 2))).hit == 40, "a look is no read"
     serving.now = 11.0
     assert serving.look(joined(read, text(1, 3))).hit == 40
@@ -108,6 +110,7 @@ def test_case_100_both_halves_of_a_split_live_as_long(kind: str, shared: int) ->
     """A node with a life of 10 s is split at 5 s by a prompt that shares part of it and lives 100 s."""
     serving = Serving(KINDS[kind])
     serving.serve(text(64), ttl_seconds=10.0)
+    serving.check_idle()
     serving.now = 5.0
     split = serving.begin(joined(text(shared), text(9, 1)), ttl_seconds=1.0)
     serving.check()
@@ -148,6 +151,7 @@ def test_case_100_a_split_under_a_copy_and_under_a_chosen_victim(kind: str, shar
         serving.serve(text(1, 100 + i))
     cache._reclaimer.make_room("state", (60 - 49) * 64, 0.0)
     serving.serve(text(64))
+    serving.check_idle()
     lease = cache.acquire(joined(text(64), text(9, 1)), NAMESPACE, 0.0)
     assert isinstance(lease, Lease) and lease.state_copy is not None
     split = serving.begin(joined(text(shared), text(9, 2)), waited=range(70))

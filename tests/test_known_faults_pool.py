@@ -281,6 +281,22 @@ def test_case_075_what_nothing_can_use_goes_first(eviction: str, memory: str) ->
     assert hits == [0, 0] + [63] * 18
 
 
+@pytest.mark.parametrize("eviction", EVICTIONS)
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_case_075_useless_goes_before_older_useful(eviction: str, memory: str) -> None:
+    """A prompt used once, long ago, outlives ten newer answers that nothing can resume at."""
+    serving = Serving(blocks=4 + 4 + 5, slots=5, memory=memory, eviction=eviction)
+    serving.serve(text(64))
+    for turn in range(10):
+        serving.now += 1.0
+        lease = serving.begin(text(64, 1), max_tokens=40)
+        assert lease.hit == (63 if turn else 0)
+        assert serving.prefill(lease) and serving.decode(lease, text(10, 50 + turn))
+        serving.end(lease, keep=70)
+    serving.check_idle()
+    assert serving.serve(joined(text(64), text(1, 9))).hit == 64
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tenants", [1, 3])
 def test_case_099_a_flush_releases_everything(kind: str, tenants: int) -> None:

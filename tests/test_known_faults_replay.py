@@ -101,17 +101,31 @@ def steady(summary: Values) -> Values:
     return {key: value for key, value in summary.items() if key not in TIMING_KEYS}
 
 
-@pytest.mark.parametrize("eviction", ["hit_density", "gdsf"])
-def test_case_065_a_second_run_starts_as_cold_as_the_first(
-    small_replay: Callable[..., Values], eviction: str
-) -> None:
+def test_case_065_a_second_run_starts_as_cold_as_the_first(small_replay: Callable[..., Values]) -> None:
     """The same run twice in one process with a sweep between: every cell starts empty, and says so."""
-    arguments = (f"eviction={eviction}", "budget_gb=0.5", "trace.limit=40")
+    arguments = ("eviction=hit_density", "budget_gb=0.5", "trace.limit=40")
     first = small_replay(*arguments)
-    small_replay(f"eviction={eviction}", "budget_gb=2", "trace.limit=40")
+    small_replay("eviction=hit_density", "budget_gb=2", "trace.limit=40")
     assert first["start_state"] == "empty"
     assert first["hit_tokens"] and first["evictions"]
     assert steady(small_replay(*arguments)) == steady(first)
+
+
+@pytest.mark.parametrize("eviction", ["age_density", "hit_density", "gdsf"])
+def test_case_065_nothing_learnt_outlives_a_run(eviction: str) -> None:
+    """A sweep over budgets in one process, then its first cell again: the same hits, request by request."""
+
+    def cell(blocks: int) -> list[int]:
+        trace = open_trace("chat", requests=120, sessions_per_second=2.0)
+        hits: list[int] = rows_of(trace, Serving(blocks=blocks, slots=25, eviction=eviction))[
+            "hit_tokens"
+        ].tolist()
+        return hits
+
+    first = cell(900)
+    assert any(first)
+    assert cell(600) != first
+    assert cell(900) == first
 
 
 @pytest.mark.parametrize("kind", KINDS)

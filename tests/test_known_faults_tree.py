@@ -229,7 +229,7 @@ def test_case_058_the_hit_ends_at_the_first_gap(kind: str, eviction: str, edge: 
 
 
 def test_case_058_the_middle_checkpoint_alone() -> None:
-    """Checkpoints at 16, 32, 48 of which the middle one goes: before it the first serves, behind it the last."""
+    """Checkpoints at 16, 32, 48 of which the middle one goes: the first or the last serves."""
     for kind in RECURRENT:
         serving = Serving(KINDS[kind], admission=EveryBlock())
         serving.serve(text(48))
