@@ -16,5 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The command that needs torch imports it, the others start without.
     from hybridcache.kernels.doctor import report
 
-    print(report(options.backend))
+    try:
+        print(report(options.backend))
+    except ValueError as error:
+        parser.error(str(error))
     return 0

@@ -95,6 +95,9 @@ def test_doctor_with_a_compiler(cpu: CpuOps, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     for fact in (str(cpu.library.path), cpu.library.compiler, torch.__version__.partition("+")[0], "exact"):
         assert fact in shown
+    with pytest.raises(SystemExit):
+        main(["doctor", "--backend", "gpu"])
+    assert "backend is 'gpu'" in capsys.readouterr().err
 
 
 def test_choice_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
