@@ -301,7 +301,6 @@ class PrefixCache:
         self._active(lease)
         if keep_tokens < 0:
             raise ValueError(f"keep_tokens={keep_tokens}: give the tokens to keep, at least 0")
-        self._reclaimer.expire(now)
         end = min(keep_tokens, lease.num_computed)
         if lease.root.attached:
             self._book.insert(lease, end, now)
@@ -309,12 +308,12 @@ class PrefixCache:
                 node = self.store.node_at(lease.node, end)
                 self.store.attach(node, lease.slot, FINAL, now, now + lease.ttl_seconds)
                 lease.slot = None
-        self._book.end(lease)
+        self._end(lease, now)
 
     def drop(self, lease: Lease, now: float) -> None:
         """End a lease whose step failed: what earlier steps made matchable stays, nothing is added."""
         self._active(lease)
-        self._book.end(lease)
+        self._end(lease, now)
 
     def flush(self, namespace: Namespace | None = None) -> None:
         """Forget a namespace, or all: nothing of before is matchable; what leases hold goes as they end."""
@@ -356,6 +355,11 @@ class PrefixCache:
             stats.hit_tokens += lease.hit
             stats.request_hits += 1
             stats.flops_saved += self.spec.prefix_flops(lease.hit)
+
+    def _end(self, lease: Lease, now: float) -> None:
+        """What had expired and was pinned by ``lease`` goes with it."""
+        self._book.end(lease)
+        self._reclaimer.expire(now)
 
     @staticmethod
     def _active(lease: Lease) -> None:

@@ -1,6 +1,8 @@
 """Many leases at a time: chunks, aborts, preemption, failed steps, flush, and duplicates."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -75,15 +77,17 @@ class TestFinish:
             else:
                 driver.drop(request)
             cache = driver.cache
-            for call in (
-                lambda cache=cache, lease=lease: cache.finish(lease, 10, 0.0),
-                lambda cache=cache, lease=lease: cache.drop(lease, 0.0),
-                lambda cache=cache, lease=lease: cache.restored(lease),
-                lambda cache=cache, lease=lease: cache.reserve(lease, 1, 0.0),
-                lambda cache=cache, lease=lease: cache.computed(lease, [1], 0.0),
-                lambda cache=cache, lease=lease: cache.checkpoint(lease, 0.0),
-                lambda cache=cache, lease=lease: cache.checkpointed(lease, 0.0),
-            ):
+            calls: list[Callable[[], object]] = [
+                partial(cache.finish, lease, 10, 0.0),
+                partial(cache.drop, lease, 0.0),
+                partial(cache.restored, lease),
+                partial(cache.reserve, lease, 1, 0.0),
+                partial(cache.computed, lease, [1], 0.0),
+                partial(cache.emits, lease, 12, 0.0),
+                partial(cache.checkpoint, lease, 0.0),
+                partial(cache.checkpointed, lease, 0.0),
+            ]
+            for call in calls:
                 with pytest.raises(ValueError, match="has ended"):
                     call()
             driver.check()
