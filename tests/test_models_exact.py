@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from hybridcache.models.families import FAMILIES
-from hybridcache.models.load import LoadedModel
+from hybridcache.models.load import LoadedModel, load_model
 from tests.hybrid_runs import Memory, Part, prompt_of, quick_for, run
 
 LENGTH = 130
@@ -89,6 +90,12 @@ def test_cuts_of_a_long_prompt(family: str, loaded: Loaded) -> None:
     check_cuts(loaded(family), 1_000, (62, 63, 64, 65, 66, 254, 255, 256, 257, 258, 999))
 
 
+@quick_for()
+def test_bfloat16_cuts(family: str, loaded: Loaded, checkpoint: Callable[[str], Path]) -> None:
+    ours = load_model(checkpoint(family), ops=loaded(family).model.ops, dtype="bfloat16")
+    check_cuts(ours, LENGTH, (1, 17, 64, 129))
+
+
 @quick_for("nemotron_h")
 def test_three_parts(family: str, loaded: Loaded) -> None:
     ours = loaded(family)
@@ -122,7 +129,7 @@ def test_resuming_from_an_emitted_checkpoint(family: str, loaded: Loaded) -> Non
         assert same(cold.memory.slot(0), cold.end), start
 
 
-@every_family
+@quick_for("bamba", "nemotron_h")
 def test_among_six_others_as_alone(family: str, loaded: Loaded) -> None:
     ours = loaded(family)
     # Cold and resumed prefills, decodes, a single first token; with and without checkpoints on the way.
