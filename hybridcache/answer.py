@@ -9,7 +9,7 @@ from hybridcache.text_stream import TextStream
 class Answer:
     """Follows one request; cuts what the engine gives into what the client is given."""
 
-    __slots__ = ("request", "_text", "_choices", "_num_tokens", "_num_characters", "_ended")
+    __slots__ = ("request", "_text", "_choices", "_num_tokens", "_num_characters", "ended")
 
     def __init__(self, request: Request, text: TextStream | None) -> None:
         """``text`` is the request's reader; None without a tokenizer."""
@@ -19,7 +19,8 @@ class Answer:
         self._num_tokens = 0
         """Given in chunks so far."""
         self._num_characters = 0
-        self._ended = False
+        self.ended = False
+        """Whether the last chunk was made."""
 
     def take(self, output: StepOutput) -> None:
         """Take in what a step did for the request."""
@@ -34,11 +35,11 @@ class Answer:
         stop = self._num_given()
         reason = None if request.finish_reason is None else request.finish_reason.value
         new_text = "" if text is None else text.text(self._num_characters)
-        if self._ended or (stop == self._num_tokens and not new_text and reason is None):
+        if self.ended or (stop == self._num_tokens and not new_text and reason is None):
             return None
         start, self._num_tokens = self._num_tokens, stop
         self._num_characters += len(new_text)
-        self._ended = reason is not None
+        self.ended = reason is not None
         return Chunk(request.sample, request.output[start:stop], new_text, self._choices[start:stop], reason)
 
     def sample(self) -> Sample:

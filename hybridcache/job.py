@@ -56,7 +56,8 @@ class Job:
         chunk = answer.chunk()
         if chunk is not None:
             self.stream.put(chunk)
-        if not self.stream.ended and all(request.finished for request in self.requests):
+        # Several may finish in one step: the output waits until each has given its last chunk.
+        if not self.stream.ended and all(each.ended for each in self._answers):
             output = self._output()
             self._on_end()
             self.stream.finish(output)

@@ -37,8 +37,8 @@ class Sampler:
     def choice(self, token: int, logits: Logits, num_top: int) -> Choice:
         """How likely ``token`` was, and the ``num_top`` likeliest tokens."""
         logprobs = log_softmax(logits)
-        order = np.lexsort((np.arange(len(logprobs)), -logprobs))[:num_top] if num_top else ()
-        return Choice(token, float(logprobs[token]), tuple((int(i), float(logprobs[i])) for i in order))
+        top = _likeliest(logprobs, num_top) if num_top else ()
+        return Choice(token, float(logprobs[token]), tuple((int(i), float(logprobs[i])) for i in top))
 
     def _seed(self, request: Request) -> tuple[int, ...]:
         if request.params.seed is not None:
@@ -72,6 +72,14 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
     scores -= scores.max()
     scores -= np.log(np.exp(scores).sum())
     return scores
+
+
+def _likeliest(logprobs: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """The ``count`` likeliest tokens, of equals the lowest ids, without sorting all."""
+    count = min(count, len(logprobs))
+    least = np.partition(logprobs, len(logprobs) - count)[len(logprobs) - count]
+    candidates = np.flatnonzero(logprobs >= least)
+    return candidates[np.argsort(-logprobs[candidates], kind="stable")][:count]
 
 
 def _keep_likeliest(scores: NDArray[np.float64], params: SamplingParams) -> None:

@@ -270,7 +270,7 @@ class Worker:
             if engine.has_work:
                 raise RuntimeError("requests are running: wait for them, or abort them, to change weights")
             assert isinstance(engine.runner, ModelRunner)
-            loaded = self._load(folder)
+            loaded = self._load(folder, name=self._spec.name)
             if loaded.spec.fingerprint != self._spec.fingerprint:
                 raise ValueError(f"{folder} has another geometry than {self._spec.name}: start a new worker")
             engine.runner.model = loaded.model
