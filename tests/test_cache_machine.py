@@ -208,7 +208,7 @@ def test_machine() -> None:
 @pytest.mark.full
 def test_machine_at_length() -> None:
     run_state_machine_as_test(
-        CacheMachine, settings=_settings(max_examples=3000, steps=80, shrink=True)
+        CacheMachine, settings=_settings(max_examples=600, steps=60, shrink=True)
     )
 
 
