@@ -32,7 +32,8 @@ class LeaseBook:
         kv = (blocks.blocks_for(num_tokens) + extra) * blocks.bytes_per_id
         if blocks.tail(match.hit) and match.hit < match.matched:
             extra += 1
-        path = (blocks.blocks_for(match.matched) + extra) * blocks.bytes_per_id
+        # Its first step computes one token at least, before the source of the state may go.
+        path = (blocks.blocks_for(max(match.matched, match.hit + 1)) + extra) * blocks.bytes_per_id
         state = self.store.slots.bytes_per_id
         restoring = state * (1 if match.resume.slot is None else 2)
         if budget.memory == "split":

@@ -89,25 +89,29 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[Scheduled]:
         """What the next step computes; leases are taken, blocks and slots reserved."""
-        scheduled: list[Scheduled] = []
+        parts: list[tuple[Request, int, bool]] = []
         budget = self.config.max_num_batched_tokens
         preempted = False
         # Copied, since preemption takes requests off the end.
         for request in list(self.running):
             if request.lease is None or not budget:
                 continue
-            part, lost_one = self._next_part(request, budget, now)
+            count, lost_one = self._next_tokens(request, budget, now)
             preempted |= lost_one
-            if part is not None:
-                scheduled.append(part)
-                budget -= part.num_tokens
+            if count:
+                parts.append((request, count, False))
+                budget -= count
         if not preempted:
-            scheduled.extend(self._admit(budget, now))
-        assert len({part.request.id for part in scheduled}) == len(scheduled), scheduled
-        return scheduled
+            parts.extend((request, count, True) for request, count in self._admit(budget, now))
+        assert len({request.id for request, *_ in parts}) == len(parts), parts
+        # Last, for those admitted now may wait for a state that another one passes in this step.
+        return [
+            Scheduled(request, count, self._emits(request, count, now), fresh)
+            for request, count, fresh in parts
+        ]
 
-    def _next_part(self, request: Request, budget: int, now: float) -> tuple[Scheduled | None, bool]:
-        """The next tokens of a running request, and whether some request was preempted for them."""
+    def _next_tokens(self, request: Request, budget: int, now: float) -> tuple[int, bool]:
+        """How many tokens a running request computes next, and whether one was preempted for them."""
         assert request.lease is not None
         count = min(request.num_tokens - request.lease.num_computed, budget)
         preempted = False
@@ -116,15 +120,16 @@ class Scheduler:
             preempted = True
             self.preempt(victim, now)
             if victim is request:
-                return None, True
-        return self._part(request, request.lease, count, now, fresh=False), preempted
+                return 0, True
+        return count, preempted
 
-    def _part(self, request: Request, lease: Lease, count: int, now: float, *, fresh: bool) -> Scheduled:
+    def _emits(self, request: Request, count: int, now: float) -> tuple[StateEmit, ...]:
+        lease = request.lease
+        assert lease is not None, request
         stop = lease.num_computed + count
-        emits: tuple[StateEmit, ...] = ()
-        if lease.planned and lease.planned[0] <= stop:
-            emits = tuple(self.cache.emits(lease, stop, now))
-        return Scheduled(request, count, emits, fresh)
+        if not lease.planned or lease.planned[0] > stop:
+            return ()
+        return tuple(self.cache.emits(lease, stop, now))
 
     def preempt(self, request: Request, now: float) -> None:
         """End a running request's lease; it goes back to the queue, to the place of its arrival."""
@@ -137,15 +142,20 @@ class Scheduler:
         self.waiting.append(request)
         self.waiting.sort(key=_arrival)
 
-    def _admit(self, budget: int, now: float) -> Iterable[Scheduled]:
-        """Start waiting requests in order, until one finds no room."""
+    def _admit(self, budget: int, now: float) -> Iterable[tuple[Request, int]]:
+        """Start waiting requests in order, until one finds no room; how many tokens each computes."""
         for request in self._in_order(now):
             if not budget or len(self.running) >= self.config.max_num_seqs:
                 return
             if request.wait is not None and not request.wait.over:
                 continue
             request.wait = None
-            lease = self._acquire(request, budget, now)
+            most = budget
+            lease = self._acquire(request, most, now)
+            if lease is None and not self.running:
+                # Room comes once the state is restored and its source may go: one token is computed before.
+                most = 1
+                lease = self._acquire(request, most, now)
             if isinstance(lease, Wait):
                 request.wait = lease
                 request.waited.add(lease.position)
@@ -153,9 +163,9 @@ class Scheduler:
                 continue
             if lease is None:
                 return
-            count = min(request.num_tokens - lease.num_computed, budget)
+            count = min(request.num_tokens - lease.num_computed, most)
             self._start(request, lease, now)
-            yield self._part(request, lease, count, now, fresh=True)
+            yield request, count
             budget -= count
 
     def _acquire(self, request: Request, budget: int, now: float) -> Lease | Wait | None:
