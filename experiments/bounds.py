@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridcache.experiments.engine_settings import engine_defaults
 from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.request_rows import Columns, RequestRows
@@ -59,7 +60,8 @@ def bounds_key(config: Mapping[str, Any]) -> str:
 def replay_bounds(config: Mapping[str, Any]) -> Bounds:
     """One replay through a cache that never evicts and never expires."""
     endless = {"budget_gb": float("inf"), "memory": "unified", "kv_fraction": 0.5, "ttl_seconds": None}
-    settings = ReplaySettings.from_config({**config, **endless, "eviction": {"name": "lru"}})
+    timeless = {"mode": "cache", **engine_defaults()}
+    settings = ReplaySettings.from_config({**config, **endless, **timeless, "eviction": {"name": "lru"}})
     spec, cache, trace = build_parts(settings)
     kv_tokens = 0
     kv_flops = 0.0

@@ -1,6 +1,7 @@
 """mode=cache: every request acquires, computes everything and finishes before the next one comes."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.experiments.traces.request import TraceRequest
@@ -8,19 +9,29 @@ from hybridcache.lease import Lease
 from hybridcache.loss import LOSS_REASONS
 from hybridcache.namespace import Namespace
 from hybridcache.prefix_cache import PrefixCache, RequestTooLarge
+from hybridcache.scheduler import SchedulerConfig
 from hybridcache.spec import ModelSpec
 from hybridcache.tokens import TokenIds
+
+STEP_TOKENS = SchedulerConfig().max_num_batched_tokens
 
 _TOO_LARGE = LOSS_REASONS.index("too_large")
 
 
 def replay_cache(
-    trace: Iterable[TraceRequest], cache: PrefixCache, spec: ModelSpec, rows: RequestRows
+    trace: Iterable[TraceRequest],
+    cache: PrefixCache,
+    spec: ModelSpec,
+    rows: RequestRows,
+    *,
+    step_tokens: int = STEP_TOKENS,
 ) -> None:
     """Replay ``trace`` through ``cache``, every step of a request at its arrival time.
 
-    Output tokens are the trace's. The last one is never fed to the model, so a request leaves
-    ``num_prompt + n - 1`` tokens behind. Requests that can never fit are counted and change nothing.
+    The calls are those of an Engine that runs one request at a time, with ``step_tokens`` tokens of a prompt
+    a step, so that the same is evicted. Output tokens are the trace's. The last one is never fed to the
+    model, so a request leaves ``num_prompt + n - 1`` tokens behind. Requests that can never fit are counted
+    and change nothing.
     """
     namespace = Namespace(spec.fingerprint)
     stats = cache.stats
@@ -29,11 +40,20 @@ def replay_cache(
         num_output = len(tokens) - num_prompt
         facts = (index, now, session, turn, num_prompt, num_output)
         evicted, admitted = stats.evictions, stats.checkpoints_admitted
+        acquire = partial(
+            cache.acquire,
+            tokens[:num_prompt],
+            namespace,
+            now,
+            max_tokens=max(num_output, 1),
+            boundaries=boundaries.tolist(),
+        )
+        step = step_tokens
         try:
-            prompt = tokens[:num_prompt]
-            lease = cache.acquire(
-                prompt, namespace, now, max_tokens=max(num_output, 1), boundaries=boundaries.tolist()
-            )
+            lease = acquire(reserve=step)
+            if lease is None:
+                # There is room once the source of its state is restored: one token is computed before.
+                lease, step = acquire(reserve=1), 1
         except RequestTooLarge:
             lost = [0] * len(LOSS_REASONS)
             lost[_TOO_LARGE] = num_prompt
@@ -42,13 +62,17 @@ def replay_cache(
         assert isinstance(lease, Lease), "with no other request running there is nothing to wait for"
         hit, matched = lease.hit, lease.matched
         lost = [lease.lost.get(reason, 0) for reason in LOSS_REASONS]
-        cache.restored(lease)
+        while lease.num_computed < num_prompt:
+            _compute(cache, lease, tokens, min(lease.num_computed + step, num_prompt), now)
+            step = step_tokens
         end = num_prompt + max(num_output, 1) - 1
-        while lease.planned and (position := lease.planned[0]) < end:
-            _compute(cache, lease, tokens, position, now)
-            if cache.checkpoint(lease, now) is not None:
-                cache.checkpointed(lease, now)
-        _compute(cache, lease, tokens, end, now)
+        while (start := lease.num_computed) < end:
+            # Computed one by one, these would change nothing more up to the next checkpoint; but their
+            # blocks are reserved one by one.
+            stop = min([end, *lease.planned[:1]])
+            for count in range(1, stop - start, cache.store.blocks.block_size):
+                cache.reserve(lease, count, now)
+            _compute(cache, lease, tokens, stop, now)
         cache.finish(lease, end, now)
         flops, saved = prefix_flops(num_prompt), prefix_flops(hit)
         evicted, admitted = stats.evictions - evicted, stats.checkpoints_admitted - admitted
@@ -56,8 +80,12 @@ def replay_cache(
 
 
 def _compute(cache: PrefixCache, lease: Lease, tokens: TokenIds, stop: int, now: float) -> None:
-    """Compute the tokens from where the lease stands up to ``stop``."""
+    """Compute the tokens from where the lease stands up to ``stop``, and the checkpoints among them."""
     start = lease.num_computed
     fits = cache.reserve(lease, stop - start, now)
     assert fits, "a request that was not refused fits when it runs alone"
+    emits = cache.emits(lease, stop, now) if lease.planned and lease.planned[0] <= stop else ()
+    cache.restored(lease)
     cache.computed(lease, tokens[start:stop], now)
+    if emits:
+        cache.checkpointed(lease, now)

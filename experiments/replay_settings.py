@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hybridcache.experiments.engine_settings import EngineSettings
+from hybridcache.experiments.setting import choice, number, whole
+
 MODES = ("cache", "engine", "worker")
 MEMORIES = ("unified", "split")
 WANDB_MODES = ("disabled", "offline", "online")
@@ -35,6 +38,7 @@ class ReplaySettings:
     seed: int  # of the trace, where it is generated
     overwrite: bool
     wandb: Mapping[str, Any]
+    engine: EngineSettings | None  # with mode=engine
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -43,26 +47,26 @@ class ReplaySettings:
         Raises:
             ValueError: a value is not allowed; the message names it and those that are.
         """
-        mode = _choice("mode", config["mode"], MODES)
-        if mode != "cache":
-            raise ValueError(f"mode={mode} is not built yet; use mode=cache")
-        memory = _choice("memory", config["memory"], MEMORIES)
-        kv_fraction = _number("kv_fraction", config["kv_fraction"])
+        mode = choice("mode", config["mode"], MODES)
+        if mode == "worker":
+            raise ValueError(f"mode={mode} is not built yet; use mode=cache or mode=engine")
+        memory = choice("memory", config["memory"], MEMORIES)
+        kv_fraction = number("kv_fraction", config["kv_fraction"])
         if not 0.0 < kv_fraction < 1.0:
             raise ValueError(
                 f"kv_fraction={kv_fraction}: the KV blocks' part of the budget lies between 0 and 1"
             )
         if memory == "unified" and kv_fraction != 0.5:
             warnings.warn(f"kv_fraction={kv_fraction} is ignored: it needs memory=split", stacklevel=2)
-        budget_gb = _number("budget_gb", config["budget_gb"])
+        budget_gb = number("budget_gb", config["budget_gb"])
         if not budget_gb > 0.0:
             raise ValueError(f"budget_gb={budget_gb}: give a positive number of 1e9 bytes, or inf")
         ttl_seconds = config["ttl_seconds"]
-        if ttl_seconds is not None and not (ttl_seconds := _number("ttl_seconds", ttl_seconds)) > 0.0:
+        if ttl_seconds is not None and not (ttl_seconds := number("ttl_seconds", ttl_seconds)) > 0.0:
             raise ValueError(
                 f"ttl_seconds={ttl_seconds}: give a positive number of seconds, or null for never"
             )
-        _choice("wandb.mode", config["wandb"]["mode"], WANDB_MODES)
+        choice("wandb.mode", config["wandb"]["mode"], WANDB_MODES)
         return cls(
             mode=mode,
             trace=config["trace"],
@@ -70,29 +74,12 @@ class ReplaySettings:
             eviction=config["eviction"],
             admission=config["admission"],
             budget_bytes=UNBOUNDED_BYTES if math.isinf(budget_gb) else round(budget_gb * 1e9),
-            block_size=_whole("block_size", config["block_size"], 1),
+            block_size=whole("block_size", config["block_size"], 1),
             memory=memory,
             kv_fraction=kv_fraction,
             ttl_seconds=ttl_seconds,
-            seed=_whole("trace.seed", config["trace"].get("seed", config["seed"]), 0),
+            seed=whole("trace.seed", config["trace"].get("seed", config["seed"]), 0),
             overwrite=bool(config["overwrite"]),
             wandb=config["wandb"],
+            engine=EngineSettings.from_config(config, used=mode == "engine"),
         )
-
-
-def _choice(key: str, value: object, allowed: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{key}={value} is unknown; choose one of {', '.join(allowed)}")
-    return value
-
-
-def _number(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ValueError(f"{key}={value} is not a number")
-    return float(value)
-
-
-def _whole(key: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{key}={value}: give a whole number, {least} or more")
-    return value

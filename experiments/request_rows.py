@@ -1,7 +1,7 @@
 """One row per replayed request: totals as they come, and requests.parquet."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,15 @@ COLUMNS: dict[str, str] = {
 }
 """Column -> dtype, in the order of a row; prompt_tokens = hit_tokens + the sum of the lost columns."""
 
+TIMED_COLUMNS: dict[str, str] = {
+    **COLUMNS,
+    "queue_seconds": "float64",  # from the arrival to the first step; not a number for refused requests
+    "ttft_seconds": "float64",  # from the arrival to the first token
+    "e2e_seconds": "float64",  # from the arrival to the end
+    "preemptions": "int64",  # times that it lost its place and acquired again
+}
+"""Those of a replay in which time passes."""
+
 Row = tuple[float, ...]
 Columns = dict[str, NDArray[Any]]
 
@@ -44,10 +53,17 @@ class RequestRows:
     Args:
         path: the Parquet file to write, or None to keep the totals only.
         on_fold: called with each batch of columns ([k], k <= FOLD_ROWS), after the totals have taken it in.
+        columns: what a row consists of, COLUMNS or TIMED_COLUMNS.
     """
 
-    def __init__(self, path: Path | None, on_fold: Callable[[Columns], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        on_fold: Callable[[Columns], None] | None = None,
+        columns: Mapping[str, str] = COLUMNS,
+    ) -> None:
         self.totals = ReplayTotals()
+        self._columns = columns
         self._on_fold = on_fold
         self._pending: list[Row] = []
         self._folded: list[Columns] = []
@@ -56,12 +72,12 @@ class RequestRows:
         self._writer: pq.ParquetWriter | None = None
         if path is not None:
             schema = pa.schema(
-                [(name, pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in COLUMNS.items()]
+                [(name, pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in columns.items()]
             )
             self._writer = pq.ParquetWriter(_draft(path), schema)
 
     def append(self, row: Row) -> None:
-        """Add one request's values, in the order of COLUMNS."""
+        """Add one request's values, in the order of the columns."""
         self._pending.append(row)
         if len(self._pending) == FOLD_ROWS:
             self._fold()
@@ -88,7 +104,7 @@ class RequestRows:
         values = zip(*self._pending, strict=True)
         columns: Columns = {
             name: np.array(value, dtype=dtype)
-            for (name, dtype), value in zip(COLUMNS.items(), values, strict=True)
+            for (name, dtype), value in zip(self._columns.items(), values, strict=True)
         }
         self._pending.clear()
         lost = {reason: columns[f"lost_{reason}"] for reason in LOSS_REASONS}
@@ -119,8 +135,9 @@ class RequestRows:
         if not self._folded:
             return
         assert self._writer is not None
-        arrays = [pa.array(np.concatenate([columns[name] for columns in self._folded])) for name in COLUMNS]
-        self._writer.write_table(pa.table(arrays, names=list(COLUMNS)))
+        names = list(self._columns)
+        arrays = [pa.array(np.concatenate([columns[name] for columns in self._folded])) for name in names]
+        self._writer.write_table(pa.table(arrays, names=names))
         self._folded.clear()
         self._num_folded = 0
 

@@ -15,10 +15,13 @@ from hydra.utils import to_absolute_path
 from omegaconf import DictConfig, OmegaConf
 
 from hybridcache.experiments.code_version import code_version
+from hybridcache.experiments.engine_summary import ReplayTimes, engine_summary
 from hybridcache.experiments.replay_cache import replay_cache
+from hybridcache.experiments.replay_engine import replay_engine
 from hybridcache.experiments.replay_settings import ReplaySettings
-from hybridcache.experiments.request_rows import RequestRows
+from hybridcache.experiments.request_rows import COLUMNS, TIMED_COLUMNS, Columns, RequestRows
 from hybridcache.experiments.run_folder import CONFIG, ROWS, SUMMARY, RunFolder
+from hybridcache.experiments.simulation import Simulation
 from hybridcache.experiments.summary import build_summary
 from hybridcache.experiments.traces.open import open_trace
 from hybridcache.experiments.traces.request import Trace
@@ -60,11 +63,28 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
             config=config,
             folder=folder,
         )
-        rows = RequestRows(folder / ROWS, on_fold=lambda _: tracker.update(rows.totals))
+        times = ReplayTimes()
+
+        def on_fold(columns: Columns) -> None:
+            times.add(columns)
+            tracker.update(rows.totals)
+
+        engine = settings.engine
+        rows = RequestRows(folder / ROWS, on_fold, COLUMNS if engine is None else TIMED_COLUMNS)
+        simulation: Simulation | None = None
         failed = True
         try:
             start = perf_counter()
-            replay_cache(trace, cache, spec, rows)
+            if engine is None:
+                replay_cache(trace, cache, spec, rows)
+            else:
+                simulation = Simulation.of(
+                    cache,
+                    hardware=engine.hardware,
+                    scheduler=engine.scheduler,
+                    kv_fraction=settings.kv_fraction,
+                )
+                replay_engine(trace, simulation, spec, rows, speed=engine.speed)
             rows.close()
             wall_seconds = perf_counter() - start
             cache.check()
@@ -76,6 +96,7 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
                 totals=rows.totals,
                 wall_seconds=wall_seconds,
                 version=code_version(),
+                timing={} if simulation is None else engine_summary(simulation, times),
             )
             results.write_json(SUMMARY, summary)
             if not summary["hit_tokens"]:

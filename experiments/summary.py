@@ -24,8 +24,11 @@ def build_summary(
     totals: ReplayTotals,
     wall_seconds: float,
     version: CodeVersion,
+    timing: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """A JSON-ready mapping; README.md explains every key. ``config`` is the resolved configuration."""
+    """A JSON-ready mapping; README.md explains every key. ``config`` is the resolved configuration,
+    ``timing`` what a replay adds in which time passes.
+    """
     stats = cache.stats
     assert (totals.requests, totals.requests_refused) == (stats.requests, stats.requests_refused)
     assert (totals.hit_tokens, totals.matched_tokens) == (stats.hit_tokens, stats.matched_tokens)
@@ -56,6 +59,7 @@ def build_summary(
         "checkpoints_used": stats.checkpoints_used,
         "budget_bytes": settings.budget_bytes,
         "peak_bytes": cache.peak_bytes,
+        **timing,
         "wall_seconds": wall_seconds,
         "requests_per_second": totals.requests / wall_seconds if wall_seconds > 0 else 0.0,
         "timing_keys": list(TIMING_KEYS),

@@ -49,7 +49,14 @@ def run_process(folder: Path, *arguments: str, flags: tuple[str, ...] = ()) -> s
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["mode=engine"], "mode=engine is not built yet"),
+        (["mode=worker"], "mode=worker is not built yet"),
+        (["mode=engine", "max_running=0"], "max_running=0: give a whole number, 1 or more"),
+        (["mode=engine", "max_num_batched_tokens=8"], "max_num_batched_tokens=8 is below max_running=256"),
+        (["mode=engine", "order=random"], "order=random is unknown; choose one of fcfs, longest_hit"),
+        (["mode=engine", "speed=0"], "speed=0.0: give a positive number"),
+        (["mode=engine", "max_wait_seconds=-1"], "max_wait_seconds=-1.0: give seconds"),
+        (["mode=engine", "hardware.dtype=int4"], "int4"),
+        (["hardware=abacus"], "Could not find 'hardware/abacus'"),
         (["mode=turbo"], "mode=turbo is unknown; choose one of cache, engine, worker"),
         (["memory=shared"], "memory=shared is unknown; choose one of unified, split"),
         (["budget_gb=0"], "budget_gb=0.0: give a positive number"),
