@@ -1,4 +1,4 @@
-"""A first look: two built-in workloads under four eviction policies, their table and their figure."""
+"""A first look: two built-in workloads under four eviction policies, and a worker with and without cache."""
 
 import subprocess
 import sys
@@ -10,11 +10,12 @@ REPLAY = ("trace=chat,agent", "eviction=lru,marconi,age_density,hit_density", "b
 
 
 def main() -> None:
-    """Run the two commands that it prints: a sweep of replays, and the report of their results."""
+    """Run the commands that it prints: a sweep of replays, the report of their results, the worker."""
     folder = Path("outputs") / "demo" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     _command("hybridcache.experiments.replay", "-m", *REPLAY, f"hydra.sweep.dir={folder}")
     _command("hybridcache.experiments.report", str(folder))
     print(f"figure: {(folder / 'report' / 'token_hit_rate.png').resolve()}")
+    _command("hybridcache.experiments.worker_demo")
 
 
 def _command(module: str, *arguments: str) -> None:

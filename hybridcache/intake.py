@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridcache.answer import Answer
 from hybridcache.engine import Clock
@@ -19,7 +21,7 @@ from hybridcache.tokens import TokenIds, as_token_ids
 MOST_SALT = 256
 """Characters of a cache salt."""
 
-Prompt = str | Sequence[int] | TokenIds
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 """A text, or token ids."""
 
 

@@ -1,49 +1,37 @@
 """The Python serving API: prompts in, answers out, over one model and one prefix cache."""
 
-import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from uuid import uuid4
 
 import torch
 
-from hybridcache.engine import Clock, Engine
+from hybridcache.engine import Engine
 from hybridcache.engine_thread import EngineThread, WorkerClosed
-from hybridcache.hf_config import HfConfig
 from hybridcache.intake import Intake, Prompt, prompts_of
 from hybridcache.job import Job
 from hybridcache.kernels.dispatch import build_ops
 from hybridcache.models.load import LoadedModel, load_model
-from hybridcache.models.presets import PRESETS, preset_folder
 from hybridcache.namespace import Namespace
 from hybridcache.policies.build import build_admission, build_eviction
 from hybridcache.prefix_cache import PrefixCache, RequestTooLarge
 from hybridcache.request_output import RequestOutput
 from hybridcache.runner import ModelRunner
-from hybridcache.sampler import Sampler
 from hybridcache.sampling_params import SamplingParams
-from hybridcache.scheduler import Scheduler, SchedulerConfig
-from hybridcache.storage import Storage
+from hybridcache.scheduler import SchedulerConfig
+from hybridcache.served_model import MonotonicClock, build_engine, checkpoint_folder, model_length
 from hybridcache.stream import Stream
 from hybridcache.text_codec import Message, TextCodec
 from hybridcache.worker_stats import WorkerStats
 
 __all__ = ["RequestOutput", "RequestTooLarge", "SamplingParams", "Stream", "Worker", "WorkerClosed"]
 
-DEFAULT_MODEL_LEN = 32_768
-"""Tokens of prompt and answer, for a model whose config states no length."""
-
-
-class MonotonicClock(Clock):
-    """The system's, unaffected by changes of the date."""
-
-    def now(self) -> float:
-        return time.monotonic()
+T = TypeVar("T")
 
 
 class Worker:
@@ -91,7 +79,7 @@ class Worker:
         if max_num_seqs is None:
             max_num_seqs = min(256, max(max_num_batched_tokens, 1))
         limits = SchedulerConfig(max_num_seqs, max_num_batched_tokens, order)
-        self._model_len = _model_len(folder, max_model_len)
+        self._model_len = model_length(folder, max_model_len)
         clock = MonotonicClock()
         self._lock = Lock()
         self._jobs: dict[str, Job] = {}
@@ -105,23 +93,15 @@ class Worker:
             if threads is not None:
                 torch.set_num_threads(threads)
             loaded.append(load(folder))
-            spec, budget_bytes = loaded[0].spec, int(budget_gb * 1e9)
             prefix_cache = PrefixCache(
-                spec,
-                budget_bytes=budget_bytes,
+                loaded[0].spec,
+                budget_bytes=int(budget_gb * 1e9),
                 eviction=build_eviction(eviction),
                 admission=build_admission(admission if cache else "final_only"),
                 block_size=block_size,
                 ttl_seconds=ttl_seconds,
             )
-            if not prefix_cache.fits(1):
-                raise ValueError(
-                    f"budget_gb={budget_gb}: one request of one token takes "
-                    f"{block_size * spec.kv_bytes_per_token + spec.checkpoint_bytes} bytes"
-                )
-            storage = Storage(spec, budget_bytes, block_size, debug_poison=debug_poison)
-            runner = ModelRunner(loaded[0].model, storage)
-            return Engine(prefix_cache, Scheduler(prefix_cache, limits), runner, clock, Sampler())
+            return build_engine(loaded[0], prefix_cache, limits, clock, debug_poison=debug_poison)
 
         self._engine = EngineThread(make_engine)
         # Also when the worker is forgotten, and when the interpreter ends.
@@ -255,6 +235,10 @@ class Worker:
         namespace = None if cache_salt is None else Namespace(self._spec.fingerprint, salt=cache_salt)
         self._engine.call(lambda engine: engine.cache.flush(namespace))
 
+    def in_engine(self, act: Callable[[Engine], T]) -> T:
+        """What ``act`` finds in the engine, in its thread and between two steps: for tests and benchmarks."""
+        return self._engine.call(act)
+
     def check(self) -> None:
         """Recount the cache from scratch; AssertionError when anything is wrong."""
         self._engine.call(lambda engine: engine.cache.check())
@@ -333,29 +317,3 @@ class Worker:
     def _ended(self, name: str) -> None:
         with self._lock:
             self._jobs.pop(name, None)
-
-
-def checkpoint_folder(model: str | Path) -> Path:
-    """The folder of a preset, made on first use, or the folder given. Raises ValueError for neither."""
-    if model in PRESETS:
-        return preset_folder(str(model))
-    folder = Path(model)
-    if not folder.is_dir():
-        raise ValueError(
-            f"model={str(model)!r} is neither a folder nor a preset; the presets are {', '.join(PRESETS)}"
-        )
-    return folder
-
-
-def _model_len(folder: Path, asked: int | None) -> int:
-    """Tokens of prompt and answer that the model is made for, or fewer where that is asked for."""
-    config = HfConfig.read(folder)
-    name = "max_position_embeddings"
-    stated = config.integer(name) if config.has(name) else None
-    if asked is None:
-        return DEFAULT_MODEL_LEN if stated is None else stated
-    if asked < 2:
-        raise ValueError(f"max_model_len={asked}: give at least 2 tokens, one of prompt and one of answer")
-    if stated is not None and asked > stated:
-        raise ValueError(f"max_model_len={asked}: the model is made for {stated} tokens")
-    return asked

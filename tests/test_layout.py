@@ -25,7 +25,7 @@ POLICIES = ["hybridcache.policies"]
 OUTER = ["hybridcache.experiments", "hybridcache.models", "hybridcache.kernels", "hybridcache.conf"]
 HEAVY = ["torch", "hydra", "omegaconf", "pyarrow", "matplotlib", "tqdm", "wandb"]
 CLOCK = ["time", "datetime"]
-TENSORS = [f"hybridcache.{name}" for name in ("arena", "storage", "runner", "worker", "cli")]
+TENSORS = [f"hybridcache.{name}" for name in ("arena", "storage", "runner", "served_model", "worker", "cli")]
 
 UNKNOWN_TO = {
     "hybridcache.tree": [*SPEC, *POOL, *CACHE, *POLICIES],

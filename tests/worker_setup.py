@@ -58,7 +58,7 @@ def _loaded(folder: Path, backend: str, dtype: str, name: str | None) -> LoadedM
 
 def in_engine(worker: Worker, act: Callable[[Engine], Any]) -> Any:
     """What ``act`` finds, in the engine's thread."""
-    return worker._engine.call(act)
+    return worker.in_engine(act)
 
 
 def check_idle(worker: Worker) -> None:

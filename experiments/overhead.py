@@ -1,0 +1,147 @@
+"""What the cache costs and gives in a worker, as JSON: ``python -m hybridcache.experiments.overhead``.
+
+Medians of one run, in one thread; machines differ and are shared, so compare figures of one output.
+``--quick`` takes shorter prompts and fewer repeats.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from hybridcache.engine import Engine
+from hybridcache.lease import StateCopy
+from hybridcache.sampling_params import SamplingParams
+from hybridcache.step import Runner, StepBatch, StepResult
+from hybridcache.worker import Worker
+
+Figures = dict[str, float]
+ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+class TimedRunner(Runner):
+    """A runner that notes when its steps begin and end."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.inner = runner
+        self.steps: list[tuple[int, float, float]] = []
+        """Tokens, begin and end (seconds) of each step."""
+
+    def execute(self, step: StepBatch) -> StepResult:
+        begin = perf_counter()
+        result = self.inner.execute(step)
+        self.steps.append((sum(len(s.tokens) for s in step.sequences), begin, perf_counter()))
+        return result
+
+    def copy(self, state_copies: Sequence[StateCopy]) -> None:
+        self.inner.copy(state_copies)
+
+
+def ttft(worker: Worker, cached: int, new: int, repeats: int) -> Figures:
+    """Time to the first token: a hit of ``cached`` and ``new`` tokens more, and both cold.
+
+    One after the other, so that what else the machine does falls on all three alike.
+    """
+    rng = np.random.default_rng(0)
+    found: dict[str, list[float]] = {"hit": [], "cold_short": [], "cold_long": []}
+    for _ in range(repeats):
+        # A prompt's checkpoint stands before its last token, and serves whatever comes instead of that.
+        prefix = rng.integers(16, 4_096, cached + 1)
+        worker.generate(prefix, ONE)
+        base = prefix[:-1]
+        prompts = {
+            "hit": np.concatenate((base, rng.integers(16, 4_096, new))),
+            "cold_short": rng.integers(16, 4_096, new),
+            "cold_long": rng.integers(16, 4_096, cached + new),
+        }
+        for name, prompt in prompts.items():
+            (output,) = worker.generate(prompt, ONE)
+            assert output.num_cached_tokens == (cached if name == "hit" else 0), output
+            assert output.ttft_seconds is not None
+            found[name].append(output.ttft_seconds)
+    seconds = {name: median(values) for name, values in found.items()}
+    return {
+        **{f"{name}_seconds": value for name, value in seconds.items()},
+        "hit_to_cold_short": seconds["hit"] / seconds["cold_short"],
+        "cold_long_to_hit": seconds["cold_long"] / seconds["hit"],
+    }
+
+
+def throughput(workers: dict[str, Worker], prompts: int, length: int, answer: int, repeats: int) -> Figures:
+    """Tokens a second of prompts that share nothing; the workers take turns."""
+    rng = np.random.default_rng(1)
+    params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
+    rates: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(repeats):
+        batch = [rng.integers(16, 4_096, length) for _ in range(prompts)]
+        for name, worker in workers.items():
+            start = perf_counter()
+            outputs = worker.generate(batch, params)
+            rates[name].append(prompts * (length + answer) / (perf_counter() - start))
+            assert not any(output.num_cached_tokens for output in outputs)
+    return {
+        **{f"{name}_tokens_per_second": median(values) for name, values in rates.items()},
+        # Of the two runs of each turn, so that a busy moment does not fall on one side.
+        "on_to_off": median(on / off for on, off in zip(rates["on"], rates["off"], strict=True)),
+    }
+
+
+def bookkeeping(worker: Worker, running: int, answer: int) -> Figures:
+    """Decoding steps with so many requests: from one to the next, and what of it is not the model's."""
+    rng = np.random.default_rng(2)
+    timed = worker.in_engine(_timed)
+    params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
+    worker.generate([rng.integers(16, 4_096, 64) for _ in range(running)], params)
+    worker.in_engine(_untimed)
+    full = [
+        (end - begin, after - end)
+        for (tokens, begin, end), (after_tokens, after, _) in pairwise(timed.steps)
+        if tokens == after_tokens == running
+    ]
+    model, between = (median(values) for values in zip(*full, strict=True))
+    return {
+        "running_requests": running,
+        "step_seconds": model + between,
+        "bookkeeping_seconds": between,
+        "bookkeeping_to_step": median(gap / (own + gap) for own, gap in full),
+    }
+
+
+def _timed(engine: Engine) -> TimedRunner:
+    timed = engine.runner = TimedRunner(engine.runner)
+    return timed
+
+
+def _untimed(engine: Engine) -> None:
+    assert isinstance(engine.runner, TimedRunner)
+    engine.runner = engine.runner.inner
+
+
+def main() -> None:
+    """Print all figures as one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default="tiny-30m", help="a preset or a checkpoint folder")
+    parser.add_argument("--threads", type=int, default=1, help="torch's")
+    parser.add_argument("--quick", action="store_true", help="shorter prompts, fewer repeats")
+    settings = parser.parse_args()
+    repeats, cached, prompts = (2, 512, 4) if settings.quick else (5, 2_048, 16)
+    workers = {
+        name: Worker(settings.model, budget_gb=1.0, threads=settings.threads, cache=name == "on")
+        for name in ("off", "on")
+    }
+    figures = {
+        "ttft": ttft(workers["on"], cached, 32, repeats),
+        "throughput_at_no_hits": throughput(workers, prompts, 256, 16, repeats),
+        "bookkeeping": bookkeeping(workers["on"], 32, 8 if settings.quick else 32),
+    }
+    for worker in workers.values():
+        worker.close()
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

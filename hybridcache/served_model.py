@@ -1,0 +1,72 @@
+"""What a worker serves: a checkpoint folder, its length, and the engine over it."""
+
+import time
+from pathlib import Path
+
+from hybridcache.engine import Clock, Engine
+from hybridcache.hf_config import HfConfig
+from hybridcache.models.load import LoadedModel
+from hybridcache.models.presets import PRESETS, preset_folder
+from hybridcache.prefix_cache import PrefixCache
+from hybridcache.runner import ModelRunner
+from hybridcache.sampler import Sampler
+from hybridcache.scheduler import Scheduler, SchedulerConfig
+from hybridcache.storage import Storage
+
+DEFAULT_MODEL_LEN = 32_768
+"""Tokens of prompt and answer, for a model whose config states no length."""
+
+
+class MonotonicClock(Clock):
+    """The system's, unaffected by changes of the date."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+def checkpoint_folder(model: str | Path) -> Path:
+    """The folder of a preset, made on first use, or the folder given. Raises ValueError for neither."""
+    if model in PRESETS:
+        return preset_folder(str(model))
+    folder = Path(model)
+    if not folder.is_dir():
+        raise ValueError(
+            f"model={str(model)!r} is neither a folder nor a preset; the presets are {', '.join(PRESETS)}"
+        )
+    return folder
+
+
+def model_length(folder: Path, asked: int | None) -> int:
+    """Tokens of prompt and answer that the model is made for, or fewer where that is asked for.
+
+    Raises ValueError for more, and for fewer than 2.
+    """
+    config = HfConfig.read(folder)
+    name = "max_position_embeddings"
+    stated = config.integer(name) if config.has(name) else None
+    if asked is None:
+        return DEFAULT_MODEL_LEN if stated is None else stated
+    if asked < 2:
+        raise ValueError(f"max_model_len={asked}: give at least 2 tokens, one of prompt and one of answer")
+    if stated is not None and asked > stated:
+        raise ValueError(f"max_model_len={asked}: the model is made for {stated} tokens")
+    return asked
+
+
+def build_engine(
+    loaded: LoadedModel, cache: PrefixCache, limits: SchedulerConfig, clock: Clock, *, debug_poison: bool
+) -> Engine:
+    """An engine with real tensors behind the ids of ``cache``.
+
+    Raises ValueError for a budget that no request fits into.
+    """
+    spec, block_size = loaded.spec, cache.store.blocks.block_size
+    budget_bytes = cache.budget.budget_bytes
+    if not cache.fits(1):
+        raise ValueError(
+            f"budget_gb={budget_bytes / 1e9}: one request of one token takes "
+            f"{block_size * spec.kv_bytes_per_token + spec.checkpoint_bytes} bytes"
+        )
+    storage = Storage(spec, budget_bytes, block_size, debug_poison=debug_poison)
+    runner = ModelRunner(loaded.model, storage)
+    return Engine(cache, Scheduler(cache, limits), runner, clock, Sampler())
