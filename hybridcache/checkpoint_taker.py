@@ -78,8 +78,13 @@ class CheckpointTaker:
     def skip_passed(self, lease: Lease) -> None:
         """Give up the planned positions that the lease has passed without writing the state there."""
         emitted = {emit.position for emit in lease.emits}
-        while passed := [at for at in lease.planned if at < lease.num_computed and at not in emitted]:
-            self._skip(lease, passed[0])
+        planned, first = lease.planned, 0
+        # Only the passed positions are looked at: a long plan is not walked at each of its checkpoints.
+        while first < len(planned) and planned[first] < lease.num_computed:
+            if planned[first] in emitted:
+                first += 1
+            else:
+                self._skip(lease, planned[first])
 
     def _skip(self, lease: Lease, position: int) -> None:
         self.store.stats.checkpoints_skipped += 1

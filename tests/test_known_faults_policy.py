@@ -127,8 +127,7 @@ def test_case_063_the_cache_takes_the_lowest_score(kind: str, eviction: str) -> 
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
-@pytest.mark.parametrize("tenants", [1, 4])
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize(("tenants", "memory"), [(1, "split"), (4, "unified")])
 def test_case_069_every_policy_frees_space_and_survives_a_failure(
     eviction: str, tenants: int, memory: str
 ) -> None:
@@ -173,8 +172,7 @@ def test_case_069_an_unusable_policy_is_refused_at_start(scores: NDArray[np.floa
         build_eviction("mru")
 
 
-@pytest.mark.parametrize("kind", RECURRENT)
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize(("kind", "memory"), [("hybrid", "unified"), ("recurrent", "split")])
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_case_060_one_document_cannot_take_the_state_pool(kind: str, memory: str, eviction: str) -> None:
     """16 slots, ten short prefixes, then 8,000 tokens in steps of 64 with a checkpoint wanted each."""
@@ -236,7 +234,7 @@ def test_case_072_short_prompts_hit_from_the_second_turn(kind: str, admission: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("eviction", EVICTIONS)
+@pytest.mark.parametrize("eviction", ["lru", "age_density"])
 def test_case_073_thinking_that_the_next_turn_drops(kind: str, eviction: str) -> None:
     """Ten turns, each answer behind 500 tokens of thinking that the next prompt omits."""
     serving = Serving(KINDS[kind], eviction=eviction)
