@@ -1,61 +1,29 @@
 """Known faults of engines and servers, through a worker on the tiny model."""
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from hybridcache.engine import Engine
 from hybridcache.models.presets import write_checkpoint
 from hybridcache.policies.build import ADMISSION
-from hybridcache.step import Runner
-from hybridcache.worker import SamplingParams, Worker
-from tests.worker_setup import GREEDY, MakeWorker, check_idle, given, in_engine, make_worker, tokens
+from hybridcache.worker import SamplingParams
+from tests.worker_setup import (
+    GREEDY,
+    MakeWorker,
+    break_part,
+    check_idle,
+    given,
+    in_engine,
+    make_worker,
+    tokens,
+)
 
 __all__ = ["make_worker"]
 
 LONG = replace(GREEDY, max_tokens=300)
 PLAIN = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-
-
-class Broken:
-    """Stands in for an object; one of its methods raises on the calls of the given numbers, from 1."""
-
-    def __init__(self, target: object, name: str, calls: Sequence[int]) -> None:
-        self._target, self._name, self._calls, self._count = target, name, calls, 0
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._target, name)
-        return self._call if name == self._name else found
-
-    def _call(self, *arguments: Any, **settings: Any) -> Any:
-        self._count += 1
-        if self._count in self._calls:
-            raise OSError("planted")
-        return getattr(self._target, self._name)(*arguments, **settings)
-
-
-class Watched(Broken):
-    """Stands in for a runner; calls ``look`` with the number of steps so far before each."""
-
-    def __init__(self, runner: Runner, look: Callable[[int], object]) -> None:
-        super().__init__(runner, "execute", ())
-        self._look = look
-
-    def _call(self, *arguments: Any, **settings: Any) -> Any:
-        self._look(self._count)
-        return super()._call(*arguments, **settings)
-
-
-def break_part(worker: Worker, part: str, name: str, *calls: int) -> None:
-    """Let ``engine.part.name`` raise on its next calls of these numbers."""
-
-    def plant(engine: Engine) -> None:
-        setattr(engine, part, Broken(getattr(engine, part), name, calls))
-
-    in_engine(worker, plant)
 
 
 def test_case_012_requests_that_end_at_once_leave_nothing(make_worker: MakeWorker) -> None:
@@ -365,39 +333,3 @@ def test_case_115_samples_of_one_prompt(make_worker: MakeWorker) -> None:
     assert [output.num_cached_tokens for output in batch] == [59] * 4
     samples = [*cold.samples, *again.samples, *(output.samples[0] for output in batch)]
     assert len(samples) == 12 and all(sample == single.samples[0] for sample in samples)
-
-
-def test_siblings_share_what_one_computes(make_worker: MakeWorker) -> None:
-    """Eight prompts of one beginning, submitted together: it is computed once."""
-    worker, common = make_worker(max_num_batched_tokens=64, max_num_seqs=8), tokens(160)
-    prompts = [common + tokens(9 + i, i) for i in range(8)]
-    outputs = worker.generate(prompts, PLAIN)
-    computed = worker.stats().engine.computed_tokens
-    own = sum(len(prompt) - len(common) + PLAIN_COMPUTED for prompt in prompts)
-    assert computed == len(common) + own
-    assert [output.num_cached_tokens for output in outputs] == [0] + [160] * 7
-    assert given(outputs) == given(make_worker(cache=False).generate(prompts, PLAIN))
-
-
-PLAIN_COMPUTED = 3
-"""Tokens of an answer of four that are computed."""
-
-
-@pytest.mark.parametrize("steps", range(0, 7, 2))
-def test_siblings_survive_their_leader(make_worker: MakeWorker, steps: int) -> None:
-    """The first of eight is aborted after so many steps; the others end right."""
-    worker, common = make_worker(max_num_batched_tokens=48, max_num_seqs=8), tokens(160)
-    prompts = [common + tokens(9 + i, i) for i in range(8)]
-    right = given(make_worker(cache=False).generate(prompts, GREEDY))
-    leader, *others = prompts
-
-    def plant(engine: Engine) -> None:
-        engine.runner = Watched(engine.runner, lambda count: count == steps and worker.abort("leader"))
-
-    in_engine(worker, plant)
-    streams = [worker.submit(leader, GREEDY, request_id="leader")]
-    streams += [worker.submit(prompt, GREEDY) for prompt in others]
-    outputs = [stream.result(60) for stream in streams]
-    assert given(outputs[1:]) == right[1:]
-    assert outputs[0].finish_reason == "abort"
-    assert tuple(outputs[0].token_ids) == right[0].token_ids[: len(outputs[0].token_ids)]

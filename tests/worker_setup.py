@@ -13,7 +13,7 @@ from hybridcache.kernels.dispatch import build_ops
 from hybridcache.kernels.ops import Ops
 from hybridcache.models.load import LoadedModel, load_model
 from hybridcache.request_output import RequestOutput
-from hybridcache.runner import ModelRunner
+from hybridcache.step import Runner
 from hybridcache.worker import SamplingParams, Worker
 
 MakeWorker = Callable[..., Worker]
@@ -103,7 +103,39 @@ def given(outputs: Sequence[RequestOutput]) -> list[Given]:
     return [Given.of(output) for output in outputs]
 
 
-def runner_of(engine: Engine) -> ModelRunner:
-    """The real runner of an engine."""
-    assert isinstance(engine.runner, ModelRunner)
-    return engine.runner
+class Broken:
+    """Stands in for an object; one of its methods raises on the calls of the given numbers, from 1."""
+
+    def __init__(self, target: object, name: str, calls: Sequence[int]) -> None:
+        self._target, self._name, self._calls, self._count = target, name, calls, 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        return self._call if name == self._name else found
+
+    def _call(self, *arguments: Any, **settings: Any) -> Any:
+        self._count += 1
+        if self._count in self._calls:
+            raise OSError("planted")
+        return getattr(self._target, self._name)(*arguments, **settings)
+
+
+class Watched(Broken):
+    """Stands in for a runner; calls ``look`` with the number of steps so far before each."""
+
+    def __init__(self, runner: Runner, look: Callable[[int], object]) -> None:
+        super().__init__(runner, "execute", ())
+        self._look = look
+
+    def _call(self, *arguments: Any, **settings: Any) -> Any:
+        self._look(self._count)
+        return super()._call(*arguments, **settings)
+
+
+def break_part(worker: Worker, part: str, name: str, *calls: int) -> None:
+    """Let ``engine.part.name`` raise on its next calls of these numbers."""
+
+    def plant(engine: Engine) -> None:
+        setattr(engine, part, Broken(getattr(engine, part), name, calls))
+
+    in_engine(worker, plant)
