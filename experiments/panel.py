@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hybridcache.experiments.bounds import Bounds
+from hybridcache.experiments.engine_settings import ENGINE_KEYS
 from hybridcache.experiments.run_record import RunRecord
 
 TRACE_KEYS = tuple(f"trace.{key}" for key in ("path", "limit", "stitch", "every_kth_session", "min_blocks"))
@@ -21,8 +22,8 @@ class Cell:
     runs: tuple[RunRecord, ...]
 
     def mean(self, key: str) -> float:
-        """The mean over the seeds of a number in the summaries."""
-        return fmean(float(run.summary[key]) for run in self.runs)
+        """The mean over the seeds of a number in the summaries; ``a.b`` is the b of a."""
+        return fmean(run.number(key) for run in self.runs)
 
     def range(self, key: str) -> tuple[float, float]:
         """The smallest and the largest of it."""
@@ -44,6 +45,11 @@ class Panel:
     def budgets(self) -> list[float]:
         """All budgets, ascending, in 1e9 bytes."""
         return sorted({cell.budget_gb for cell in self.cells})
+
+    @property
+    def timed(self) -> bool:
+        """Whether time passed in the replays."""
+        return all(run.config["mode"] == "engine" for cell in self.cells for run in cell.runs)
 
     @property
     def policies(self) -> list[str]:
@@ -103,6 +109,9 @@ def _words(cells: Sequence[Cell]) -> tuple[str, dict[str, str]]:
         if value is not None and key not in ("kind", "seed") and plain.get(key) != value
     }
     rest |= {key: str(config[key]) for key in ("block_size", "memory", "ttl_seconds", "mode")}
+    if config["mode"] == "engine":
+        rest |= {key: str(config[key]) for key in ENGINE_KEYS if key != "hardware"}
+        rest["hardware"] = config["hardware"]["name"]
     if config["memory"] == "split":
         rest["kv_fraction"] = str(config["kv_fraction"])
     return f"{run.summary['trace']}, {config['model']['name']}, admission {run.admission}", rest

@@ -25,6 +25,13 @@ class RunRecord:
         config: Mapping[str, Any] = self.summary["config"]
         return config
 
+    def number(self, key: str) -> float:
+        """A number of the summary; ``a.b`` is the b of a. Raises KeyError where there is none."""
+        value: Any = self.summary
+        for name in key.split("."):
+            value = value[name]
+        return float(value)
+
     @property
     def policy(self) -> str:
         """The eviction policy with its settings, for example ``marconi alpha=1``."""

@@ -8,6 +8,13 @@ from hybridcache.experiments.panel import Panel
 
 METRICS = {"token_hit_rate": "token hit rate, %", "flops_saved_ratio": "FLOPs saved, %"}
 
+TIME_METRICS = {
+    "ttft_seconds.p50": "time to first token, median, s",
+    "ttft_seconds.p95": "time to first token, 95th percentile, s",
+    "output_tokens_per_second": "generated tokens a second",
+}
+"""Of replays in which time passes."""
+
 CSV_NUMBERS = (
     "requests", "requests_refused", "input_tokens", "hit_tokens", "token_hit_rate", "matched_tokens",
     "request_hit_rate", "flops_total", "flops_saved", "flops_saved_ratio", "evictions",
@@ -16,16 +23,25 @@ CSV_NUMBERS = (
 )  # fmt: skip
 """Keys of the summary that the CSV repeats."""
 
+CSV_TIMES = (
+    "ttft_seconds.p50", "ttft_seconds.p95", "ttft_seconds.p99", "e2e_seconds.p50", "queue_seconds.p95",
+    "output_tokens_per_second", "busy_fraction", "preemptions",
+)  # fmt: skip
+"""The same of replays in which time passes; empty for others."""
+
 BOUND_NAMES = {"hybrid": "infinite cache, hybrid", "kv": "infinite cache, KV only"}
 
 
 def pivot(panel: Panel, metric: str) -> list[list[str]]:
-    """Rows of text: a header of budgets, a row per policy, a row per bound; values in percent."""
+    """Rows of text: a header of budgets, a row per policy, a row per bound; ratios in percent."""
+    ratio = metric in METRICS
+    cell_text = "{:.1f}" if ratio else "{:.3g}"
     rows = [["eviction", *(f"{budget:g} GB" for budget in panel.budgets)]]
     for policy in panel.policies:
         cells = [panel.cell(policy, budget) for budget in panel.budgets]
-        rows.append([policy, *("" if cell is None else f"{100 * cell.mean(metric):.1f}" for cell in cells)])
-    if panel.bounds is not None:
+        means = [None if cell is None else (100 if ratio else 1) * cell.mean(metric) for cell in cells]
+        rows.append([policy, *("" if mean is None else cell_text.format(mean) for mean in means)])
+    if panel.bounds is not None and ratio:
         for kind, name in BOUND_NAMES.items():
             value = f"{100 * getattr(panel.bounds, f'{kind}_{metric}'):.1f}"
             rows.append([name, *[value] * len(panel.budgets)])
@@ -35,7 +51,7 @@ def pivot(panel: Panel, metric: str) -> list[list[str]]:
 def as_text(panel: Panel) -> str:
     """Tables for a terminal."""
     parts = [panel.setting, *_notes(panel)]
-    for metric, name in METRICS.items():
+    for metric, name in _metrics(panel).items():
         rows = pivot(panel, metric)
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = []
@@ -52,7 +68,7 @@ def as_markdown(panels: Sequence[Panel]) -> str:
     parts = ["# Replay results"]
     for panel in panels:
         parts += [f"## {panel.title}", panel.setting, *_notes(panel)]
-        for metric, name in METRICS.items():
+        for metric, name in _metrics(panel).items():
             header, *body = pivot(panel, metric)
             lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
             table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -67,7 +83,8 @@ def as_csv(panels: Sequence[Panel]) -> str:
     lost = sorted(panels[0].cells[0].runs[0].summary["lost_tokens"])
     bounds = [f"{kind}_{metric}_bound" for metric in METRICS for kind in BOUND_NAMES]
     settings = ["trace", "model", "admission", "eviction", "budget_gb", "block_size", "memory", "seed"]
-    writer.writerow([*settings, *CSV_NUMBERS, *(f"lost_{reason}" for reason in lost), *bounds, "folder"])
+    reasons = [f"lost_{reason}" for reason in lost]
+    writer.writerow([*settings, *CSV_NUMBERS, *CSV_TIMES, *reasons, *bounds, "folder"])
     for panel in panels:
         limits = [
             "" if panel.bounds is None else getattr(panel.bounds, f"{kind}_{metric}")
@@ -81,10 +98,15 @@ def as_csv(panels: Sequence[Panel]) -> str:
                     [summary["trace"], config["model"]["name"], run.admission, run.policy, cell.budget_gb]
                     + [config["block_size"], config["memory"], summary["seed"]]
                     + [summary[key] for key in CSV_NUMBERS]
+                    + [run.number(key) if panel.timed else "" for key in CSV_TIMES]
                     + [summary["lost_tokens"].get(reason, 0) for reason in lost]
                     + [*limits, run.folder]
                 )
     return text.getvalue()
+
+
+def _metrics(panel: Panel) -> dict[str, str]:
+    return METRICS | (TIME_METRICS if panel.timed else {})
 
 
 def _notes(panel: Panel) -> list[str]:

@@ -1,5 +1,6 @@
 """mode=engine: equal to mode=cache when nothing runs beside it, and what concurrency must keep."""
 
+import csv
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +10,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from hybridcache.experiments.panel import Panel, describe, group_runs
 from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_engine import replay_engine
 from hybridcache.experiments.request_rows import COLUMNS, TIMED_COLUMNS, Columns, RequestRows
 from hybridcache.experiments.run import replay
+from hybridcache.experiments.run_record import collect_runs
 from hybridcache.experiments.simulation import Simulation
 from hybridcache.experiments.summary import TIMING_KEYS
+from hybridcache.experiments.table import as_csv, as_text
 from hybridcache.experiments.traces.open import open_trace
 from hybridcache.experiments.traces.request import Trace, TraceRequest
 from hybridcache.hardware import HardwareProfile
@@ -282,3 +286,20 @@ def test_settings_of_the_engine_are_ignored_aloud(values: Callable[..., Values],
     said = [str(warning.message) for warning in caught]
     for text_ in ("max_running=3", "hardware=a100", "speed=2"):
         assert any(line.startswith(f"{text_} is ignored") for line in said), said
+
+
+def test_reports_tell_devices_apart_and_show_times(values: Callable[..., Values], tmp_path: Path) -> None:
+    for name in ("h100", "a100"):
+        replay(values("mode=engine", "trace.limit=8", f"hardware={name}"), tmp_path / name)
+    runs, problems = collect_runs([tmp_path])
+    comparisons, warnings = group_runs(runs)
+    assert not problems and not warnings and len(comparisons) == 2
+    for cells in comparisons:
+        title, setting = describe(cells, comparisons)
+        device = cells[0].runs[0].config["hardware"]["name"]
+        assert f"hardware={device}" in title and f"hardware={device}" in setting
+        panel = Panel(title, setting, tuple(cells), None, False)
+        seconds = f"{cells[0].runs[0].summary['ttft_seconds']['p50']:.3g}"
+        assert "time to first token, median, s\n" in as_text(panel) and seconds in as_text(panel)
+        header, row = csv.reader(as_csv([panel]).splitlines())
+        assert float(row[header.index("ttft_seconds.p50")]) == cells[0].mean("ttft_seconds.p50")
