@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ NAMES = [patch.stem for patch in PATCHES]
 CAUGHT_BY = "# caught-by: "
 REPLAY = "test_known_faults_replay"
 TIMEOUT_SECONDS = 180
+stamps = count(1_000_000_000)
+"""Seconds, each used once."""
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="patches are applied with git")
 
@@ -38,18 +41,22 @@ def apply(patch: Path, folder: Path, *options: str) -> None:
         check=False,
     )
     assert not done.returncode, f"{patch.name} no longer applies, make it anew: {done.stderr}"
+    if "--check" not in options:
+        for name in re.findall(r"^\+\+\+ b/(.+)$", patch.read_text(encoding="utf-8"), re.MULTILINE):
+            # Compiled files are told apart by size and by seconds: give each change a second of its own.
+            stamp = next(stamps)
+            os.utime(folder / name, (stamp, stamp))
 
 
 def run_tests(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
     """Run tests of the tree in ``folder`` against its own code."""
-    options = ["-x", "-q", "--tb=line", "-p", "no:cacheprovider"]
+    options = ["-x", "-q", "--tb=line", "--assert=plain", "-p", "no:cacheprovider"]
     if not any(REPLAY in name for name in names):
         options.append("--noconftest")  # which loads Hydra and more, for replays alone
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *names],
         cwd=folder,
-        # Without bytecode: a patched file of equal size and second would not be compiled again.
-        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         check=False,
@@ -71,7 +78,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = subprocess.run(
         [sys.executable, "-c", "import hybridcache.tree as m; print(m.__file__)"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         check=True,
