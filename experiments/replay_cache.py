@@ -29,7 +29,8 @@ def replay_cache(
     """Replay ``trace`` through ``cache``, every step of a request at its arrival time.
 
     The calls are those of an Engine that runs one request at a time, with ``step_tokens`` tokens of a prompt
-    a step, so that the same is evicted. Output tokens are the trace's. The last one is never fed to the
+    a step, so that the same is evicted; steps between which nothing is allocated are taken together. Output
+    tokens are the trace's. The last one is never fed to the
     model, so a request leaves ``num_prompt + n - 1`` tokens behind. Requests that can never fit are counted
     and change nothing.
     """
@@ -48,12 +49,12 @@ def replay_cache(
             max_tokens=max(num_output, 1),
             boundaries=boundaries.tolist(),
         )
-        step = step_tokens
+        step, whole = step_tokens, True
         try:
-            lease = acquire(reserve=step)
+            lease = acquire(reserve=num_prompt)
             if lease is None:
                 # There is room once the source of its state is restored: one token is computed before.
-                lease, step = acquire(reserve=1), 1
+                lease, step, whole = acquire(reserve=1), 1, False
         except RequestTooLarge:
             lost = [0] * len(LOSS_REASONS)
             lost[_TOO_LARGE] = num_prompt
@@ -62,17 +63,19 @@ def replay_cache(
         assert isinstance(lease, Lease), "with no other request running there is nothing to wait for"
         hit, matched = lease.hit, lease.matched
         lost = [lease.lost.get(reason, 0) for reason in LOSS_REASONS]
-        while lease.num_computed < num_prompt:
-            _compute(cache, lease, tokens, min(lease.num_computed + step, num_prompt), now)
+        while (start := lease.num_computed) < num_prompt:
+            stop = start + step
+            if whole:
+                # The prompt's blocks are there: only the steps that take a checkpoint change anything else.
+                first = lease.planned[0] if lease.planned else num_prompt
+                if first > start + step:
+                    cache.restored(lease)
+                stop = start + -(-(first - start) // step) * step
+            _compute(cache, lease, tokens, min(stop, num_prompt), now)
             step = step_tokens
         end = num_prompt + max(num_output, 1) - 1
-        while (start := lease.num_computed) < end:
-            # Computed one by one, these would change nothing more up to the next checkpoint; but their
-            # blocks are reserved one by one.
-            stop = min([end, *lease.planned[:1]])
-            for count in range(1, stop - start, cache.store.blocks.block_size):
-                cache.reserve(lease, count, now)
-            _compute(cache, lease, tokens, stop, now)
+        while lease.num_computed < end:
+            _compute(cache, lease, tokens, min([end, *lease.planned[:1]]), now)
         cache.finish(lease, end, now)
         flops, saved = prefix_flops(num_prompt), prefix_flops(hit)
         evicted, admitted = stats.evictions - evicted, stats.checkpoints_admitted - admitted

@@ -63,7 +63,8 @@ class SchedulerStats:
 class Scheduler:
     """Continuous batching over one PrefixCache: decodes first, then chunks of prompts, then new requests.
 
-    Matching, pinning and allocating are one act at admission. When there is no room for the next tokens of a
+    Matching, pinning and allocating the prompt's blocks are one act at admission, so that how a prompt is cut
+    into chunks changes nothing in the cache. When there is no room for the next tokens of a
     running request, the last of the others is preempted: what it computed goes to the tree, and it acquires
     again later. Knows neither tensors nor bytes.
     """
@@ -151,7 +152,7 @@ class Scheduler:
                 continue
             request.wait = None
             most = budget
-            lease = self._acquire(request, most, now)
+            lease = self._acquire(request, request.num_tokens, now)
             if lease is None and not self.running:
                 # Room comes once the state is restored and its source may go: one token is computed before.
                 most = 1
@@ -168,13 +169,13 @@ class Scheduler:
             yield request, count
             budget -= count
 
-    def _acquire(self, request: Request, budget: int, now: float) -> Lease | Wait | None:
+    def _acquire(self, request: Request, num_reserved: int, now: float) -> Lease | Wait | None:
         return self.cache.acquire(
             request.tokens(0, request.num_tokens),
             request.namespace,
             now,
             max_tokens=request.max_tokens - len(request.output),
-            reserve=budget,
+            reserve=num_reserved,
             boundaries=request.boundaries,
             turn_end=request.turn_end,
             ttl_seconds=request.ttl_seconds,

@@ -129,15 +129,17 @@ def test_case_6_the_leader_may_go_at_any_step() -> None:
 
 
 def test_case_15_a_request_withdrawn_leaves_no_key_beyond_what_was_computed() -> None:
-    # 14 blocks and two states. L has 32 tokens done when Q, which comes first, takes its room.
-    budget = 14 * BLOCK + 2 * STATE
-    served = Simulated(budget_bytes=budget, admission="final_only", max_num_seqs=2, max_num_batched_tokens=16)
+    # 13 blocks and two states. L has 32 of 80 tokens done when Q, which goes first, needs a ninth block.
+    budget = 13 * BLOCK + 2 * STATE
+    served = Simulated(budget_bytes=budget, admission="final_only", max_num_seqs=2, max_num_batched_tokens=17)
+    high = served.submit(text(126, 1), priority=0)
+    served.step(8)
     low = served.submit(text(80), priority=1)
     served.step(2)
     assert low.lease is not None and low.lease.num_computed == 32
-    high = served.submit(text(240, 1), priority=0)
-    while not low.num_preemptions:
-        served.step()
+    assert high.lease is not None and high.lease.num_computed == 128
+    served.step()
+    assert low.num_preemptions == 1
     assert low.lease is None
     assert served.cache.match_prefix(low.prompt, NAMESPACE, served.clock.now()).matched <= 32
     served.run()
