@@ -98,7 +98,7 @@ def test_eviction_and_preemption_change_no_answer(
     serve(worker, conversation())
     spec, usage = worker._spec, worker.stats().usage
     # The longest request, the state it resumes from, and a checkpoint besides.
-    least = 17 * 16 * spec.kv_bytes_per_token + 3 * spec.checkpoint_bytes
+    least = 18 * 16 * spec.kv_bytes_per_token + 3 * spec.checkpoint_bytes
     small = make_worker(
         checkpoint(family),
         budget_gb=max(usage.evictable / 10, least) / 1e9,
