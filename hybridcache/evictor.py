@@ -35,7 +35,9 @@ class Evictor:
         self.num_policy_errors = 0
         self._queue: deque[tuple[Node, int]] = deque()
         try:
-            _valid_scores(policy, Columns.blank(3), now=0.0)
+            scores = np.asarray(policy.score(Columns.blank(3), 0.0))
+            if scores.shape != (3,) or not np.isfinite(scores).all():
+                raise ValueError(f"its scores are {scores}")
         except Exception as error:
             raise ValueError(f"eviction policy {policy.name!r} cannot score new nodes: {error}") from error
 
@@ -85,11 +87,10 @@ class Evictor:
             return False
         self.num_scorings += 1
         try:
-            scores = _valid_scores(self.policy, table.columns(), now)
+            scores = _valid_scores(self.policy, table, candidates, now)
         except Exception:
             self._failed()
-            scores = table.accessed[: table.size]
-        scores = np.where(candidates, scores, np.inf)
+            scores = np.where(candidates, table.accessed[: table.size], np.inf)
         first_out = table.first_out[: table.size]
         if first_out.any():
             scores[first_out & candidates] = -np.inf
@@ -98,7 +99,6 @@ class Evictor:
             rows = (scores == scores.min()).nonzero()[0]
         else:
             rows = np.argpartition(scores, count - 1)[:count]
-        rows = rows[candidates[rows]]
         if len(rows) > 1:
             rows = rows[np.lexsort((rows, -table.depth[rows], table.accessed[rows], scores[rows]))]
         for row in rows[:count].tolist():
@@ -119,12 +119,22 @@ class Evictor:
         log.exception("eviction policy %r failed; the least recently used node goes", self.policy.name)
 
 
-def _valid_scores(policy: EvictionPolicy, columns: Columns, now: float) -> NDArray[np.float64]:
-    """The policy's scores. Raises ValueError when they are not one number a row."""
+def _valid_scores(
+    policy: EvictionPolicy, table: NodeTable, candidates: NDArray[np.bool_], now: float
+) -> NDArray[np.float64]:
+    """The policy's scores [size] of the candidates, infinity elsewhere.
+
+    Raises ValueError when they are not one finite number each.
+    """
+    columns = table.columns(candidates.nonzero()[0]) if policy.relative else table.columns()
     scores = np.asarray(policy.score(columns, now), dtype=np.float64)
     if scores.shape != columns.accessed.shape:
         raise ValueError(f"scores have shape {scores.shape}, the columns {columns.accessed.shape}")
-    # Least and greatest of numbers of which one is NaN are NaN.
-    if len(scores) and not (math.isfinite(scores.min()) and math.isfinite(scores.max())):
+    # The sum of numbers of which one is NaN or infinite is so too.
+    if not math.isfinite(scores.sum()):
         raise ValueError("a score is NaN or infinite")
-    return scores
+    if not policy.relative:
+        return np.where(candidates, scores, np.inf)
+    spread = np.full(table.size, np.inf)
+    spread[candidates] = scores
+    return spread

@@ -93,13 +93,15 @@ class Ghost:
         found = cells.take((digests[0] >> self._shift).view(np.int64)).nonzero()[0]
         found = found[cells.take((digests[1, found] >> self._shift).view(np.int64)).nonzero()[0]]
         checkpoint = beyond = None
+        # A checkpoint at the prompt's very end would be of no use to it.
+        last = digests.shape[1] - 1
         for i in found[::-1].tolist():
             entry = self._entries.get((int(digests[0, i]), int(digests[1, i])))
             if entry is None or entry.depth != base + i or i == 0:
                 continue
             if entry.depth > matched:
                 beyond = beyond or entry
-            elif entry.checkpoint:
+            elif entry.checkpoint and i < last:
                 checkpoint = entry
                 break
         return Remembered(checkpoint, beyond)

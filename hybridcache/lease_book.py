@@ -91,7 +91,8 @@ class LeaseBook:
         if not self.reclaimer.make_room("kv", missing * blocks.bytes_per_id, now):
             return False
         # The pinned path may have changed shape while room was made, but not where it ends.
-        lease.blocks = np.concatenate((lease.blocks, blocks.allocate(missing)))
+        ids = blocks.allocate(missing)
+        lease.blocks = np.concatenate((lease.blocks, ids)) if len(lease.blocks) else ids
         return True
 
     def touch(self, lease: Lease, now: float) -> None:

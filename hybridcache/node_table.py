@@ -16,7 +16,7 @@ class NodeTable:
     """One row a node in the tree. Rows are reused, so ``size`` follows the largest tree so far."""
 
     __slots__ = (
-        "nodes", "size", "num_nodes", "_free",
+        "nodes", "size", "num_nodes", "_free", "_views",
         "accessed", "path_accessed", "hits", "children", "kind", "flops_saved", "bytes_freed", "depth",
         "clock", "state", "anchor", "first_out", "used", "expires_at", "slot_expires_at",
     )  # fmt: skip
@@ -29,6 +29,7 @@ class NodeTable:
         """Rows in use or used before."""
         self.num_nodes = 0
         self._free: list[int] = []
+        self._views: Columns | None = None
         # Columns, shape [at least size]; the first nine are explained in Columns.
         self.accessed = np.zeros(n)
         self.path_accessed = np.zeros(n)
@@ -94,12 +95,19 @@ class NodeTable:
         node.row = -1
         node.version += 1
 
-    def columns(self) -> Columns:
-        """Views of the rows [0, size); no copies."""
-        n = self.size
+    def columns(self, rows: NDArray[np.int64] | None = None) -> Columns:
+        """Views of the rows [0, size), or copies of the rows asked for."""
+        if rows is None:
+            if self._views is None or len(self._views.accessed) != self.size:
+                self._views = self._columns(slice(self.size))
+            return self._views
+        return self._columns(rows)
+
+    def _columns(self, rows: NDArray[np.int64] | slice) -> Columns:
         return Columns(
-            self.accessed[:n], self.path_accessed[:n], self.hits[:n], self.children[:n], self.kind[:n],
-            self.flops_saved[:n], self.bytes_freed[:n], self.depth[:n], self.clock[:n],
+            self.accessed[rows], self.path_accessed[rows], self.hits[rows], self.children[rows],
+            self.kind[rows], self.flops_saved[rows], self.bytes_freed[rows], self.depth[rows],
+            self.clock[rows],
         )  # fmt: skip
 
     def facts(self, row: int) -> Facts:
@@ -126,5 +134,6 @@ class NodeTable:
                      "depth", "clock", "state", "anchor", "first_out", "used", "expires_at",
                      "slot_expires_at"):  # fmt: skip
             setattr(self, name, grown(getattr(self, name), 2 * old))
+        self._views = None
         self.bytes_freed[old:] = 1.0
         self.expires_at[old:] = self.slot_expires_at[old:] = FOREVER

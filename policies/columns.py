@@ -14,7 +14,8 @@ NUM_KINDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Shape [n] each. Rows that cannot be evicted now are scored too, and their scores ignored.
+    """Shape [n] each. Rows that cannot be evicted now are there too, and their scores ignored, unless the
+    policy is ``relative``.
 
     A leaf frees its own blocks and its checkpoint; an inner node its checkpoint alone.
     """

@@ -20,6 +20,8 @@ class EvictionPolicy:
     """True when checkpoints of inner nodes are no candidates."""
     by_block: ClassVar[bool] = False
     """True when a leaf loses one block at a time, from its end."""
+    relative: ClassVar[bool] = False
+    """True when a node's score depends on the other rows: only candidates are shown then."""
     clock: float = 0.0
     """A number the cache writes down for a node at each access (Columns.clock)."""
 

@@ -16,6 +16,7 @@ class Marconi(EvictionPolicy):
     """
 
     name = "marconi"
+    relative = True
 
     def __init__(self, alpha: float = 1.0) -> None:
         if not 0.0 <= alpha < float("inf"):

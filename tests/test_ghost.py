@@ -122,5 +122,13 @@ def test_crowded_cells_lose_nothing() -> None:
         ghost.remember((i, i), entry(i + 1), 0)
     for i in range(599):
         ghost.forget((i, i))
-    last = np.array([[0, 599], [0, 599]], dtype=np.uint64)
+    last = np.array([[0, 599, 0], [0, 599, 0]], dtype=np.uint64)
     assert ghost.look_up(last, 599, 700).checkpoint == entry(600)
+
+
+def test_a_checkpoint_at_the_very_end_is_of_no_use() -> None:
+    ghost = Ghost()
+    ghost.remember((7, 7), entry(10), 0)
+    digests = np.array([[0, 7, 9], [0, 7, 9]], dtype=np.uint64)
+    assert ghost.look_up(digests[:, :2], 9, 10).checkpoint is None
+    assert ghost.look_up(digests, 9, 10).checkpoint == entry(10)
