@@ -10,7 +10,7 @@ from hybridcache.experiments.setting import choice, number, whole
 from hybridcache.hardware import HardwareProfile
 from hybridcache.scheduler import ORDERS, SchedulerConfig
 
-ENGINE_KEYS = ("hardware", "max_running", "max_num_batched_tokens", "order", "max_wait_seconds", "speed")
+ENGINE_KEYS = ("hardware", "max_running", "order", "max_wait_seconds", "speed")
 """Keys of a configuration that only mode=engine looks at."""
 
 DEFAULT_HARDWARE = "h100"
@@ -64,7 +64,6 @@ def engine_defaults() -> dict[str, Any]:
     values = (
         DEFAULT_HARDWARE,
         config.max_num_seqs,
-        config.max_num_batched_tokens,
         config.order,
         config.max_wait_seconds,
         1.0,

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from hybridcache.experiments.bounds import Bounds
 from hybridcache.experiments.engine_settings import ENGINE_KEYS
+from hybridcache.experiments.replay_settings import DEFAULT_STEP_TOKENS
 from hybridcache.experiments.run_record import RunRecord
 
 TRACE_KEYS = tuple(f"trace.{key}" for key in ("path", "limit", "stitch", "every_kth_session", "min_blocks"))
@@ -109,6 +110,7 @@ def _words(cells: Sequence[Cell]) -> tuple[str, dict[str, str]]:
         if value is not None and key not in ("kind", "seed") and plain.get(key) != value
     }
     rest |= {key: str(config[key]) for key in ("block_size", "memory", "ttl_seconds", "mode")}
+    rest["max_num_batched_tokens"] = str(config.get("max_num_batched_tokens", DEFAULT_STEP_TOKENS))
     if config["mode"] == "engine":
         rest |= {key: str(config[key]) for key in ENGINE_KEYS if key != "hardware"}
         rest["hardware"] = config["hardware"]["name"]

@@ -8,10 +8,14 @@ from typing import Any, Self
 
 from hybridcache.experiments.engine_settings import EngineSettings
 from hybridcache.experiments.setting import choice, number, whole
+from hybridcache.scheduler import SchedulerConfig
 
 MODES = ("cache", "engine", "worker")
 MEMORIES = ("unified", "split")
 WANDB_MODES = ("disabled", "offline", "online")
+
+DEFAULT_STEP_TOKENS = SchedulerConfig().max_num_batched_tokens
+"""Of configurations that were written before the key was."""
 
 UNBOUNDED_BYTES = 2**63 - 1
 """Bytes of the infinite cache (``budget_gb=inf``): a number, so that summaries stay plain JSON."""
@@ -35,6 +39,7 @@ class ReplaySettings:
     memory: str
     kv_fraction: float  # of budget_bytes, when memory is "split"
     ttl_seconds: float | None
+    max_num_batched_tokens: int  # of one step
     seed: int  # of the trace, where it is generated
     overwrite: bool
     wandb: Mapping[str, Any]
@@ -78,6 +83,9 @@ class ReplaySettings:
             memory=memory,
             kv_fraction=kv_fraction,
             ttl_seconds=ttl_seconds,
+            max_num_batched_tokens=whole(
+                "max_num_batched_tokens", config.get("max_num_batched_tokens", DEFAULT_STEP_TOKENS), 1
+            ),
             seed=whole("trace.seed", config["trace"].get("seed", config["seed"]), 0),
             overwrite=bool(config["overwrite"]),
             wandb=config["wandb"],

@@ -76,7 +76,7 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
         try:
             start = perf_counter()
             if engine is None:
-                replay_cache(trace, cache, spec, rows)
+                replay_cache(trace, cache, spec, rows, step_tokens=settings.max_num_batched_tokens)
             else:
                 simulation = Simulation.of(
                     cache,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcache.experiments.engine_settings import ENGINE_KEYS
+from hybridcache.experiments.replay_settings import DEFAULT_STEP_TOKENS
 from hybridcache.experiments.run_folder import CLAIM, CONFIG, SUMMARY
 from hybridcache.experiments.summary import SCHEMA
 
@@ -54,6 +55,8 @@ class RunRecord:
         """Equal for runs that belong in one comparison: all but eviction, budget and seed is the same."""
         shared = ("trace", "model", "admission", "mode", "block_size", "memory", "kv_fraction", "ttl_seconds")
         values = {key: self.config[key] for key in shared}
+        # Added later than the first runs.
+        values["max_num_batched_tokens"] = self.config.get("max_num_batched_tokens", DEFAULT_STEP_TOKENS)
         if values["mode"] == "engine":
             values |= {key: self.config[key] for key in ENGINE_KEYS}
         values["trace"] = {key: value for key, value in values["trace"].items() if key != "seed"}
