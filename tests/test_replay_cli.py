@@ -143,7 +143,7 @@ def test_a_failed_replay_leaves_no_results(
 ) -> None:
     from hybridcache.experiments import run
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("disk full")
 
     monkeypatch.setattr(run, "replay_cache", fail)
