@@ -20,12 +20,12 @@ demo: $(VENV)/.experiments
 test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -m "not full"
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not full"
 
 test-full: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist worksteal
 
 bench: $(VENV)/.experiments
 	$(BIN)/python -m hybridcache.experiments.bench

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridcache.pool import grown
 from hybridcache.prefix_hash import Digest
 
 LEAST_ENTRIES = 4096
@@ -51,16 +52,18 @@ class Ghost:
     At most ``ENTRIES_PER_NODE`` entries for a live node and never fewer than ``LEAST_ENTRIES``
     are kept. A hash collision can only mislabel a miss.
 
-    A prompt asks for every position beyond its hit at once, nearly always in vain. A counting Bloom
-    filter with two cells an entry answers that in bulk (Fan et al., "Summary Cache", SIGCOMM 1998), at
-    a cost that follows the prompt and not the number of entries.
+    A prompt asks for every position beyond its hit at once, nearly always in vain. The depths that have
+    entries, and a counting Bloom filter with two cells an entry (Fan et al., "Summary Cache", SIGCOMM
+    1998), answer that in bulk, at a cost that follows the prompt and not the number of entries.
     """
 
-    __slots__ = ("_entries", "_cells", "_shift")
+    __slots__ = ("_entries", "_cells", "_shift", "_at_depth")
 
     def __init__(self) -> None:
         self._entries: dict[Digest, GhostEntry] = {}
         """In the order of their making: the first is the oldest."""
+        self._at_depth = np.zeros(4096, dtype=np.int32)
+        """Entries of each depth."""
         self._size_filter(LEAST_ENTRIES)
 
     def __len__(self) -> int:
@@ -73,6 +76,9 @@ class Ghost:
         while len(self._entries) >= bound:
             self.forget(next(iter(self._entries)))
         self._entries[digest] = entry
+        if entry.depth >= len(self._at_depth):
+            self._at_depth = grown(self._at_depth, entry.depth + 1)
+        self._at_depth[entry.depth] += 1
         if len(self._entries) * CELLS_PER_ENTRY > len(self._cells):
             self._size_filter(2 * len(self._entries))
         else:
@@ -80,7 +86,9 @@ class Ghost:
 
     def forget(self, digest: Digest) -> None:
         """Remove the entry of ``digest``, when there is one."""
-        if self._entries.pop(digest, None) is not None:
+        entry = self._entries.pop(digest, None)
+        if entry is not None:
+            self._at_depth[entry.depth] -= 1
             self._count(digest, -1)
 
     def look_up(self, digests: NDArray[np.uint64], base: int, matched: int) -> Remembered:
@@ -90,7 +98,8 @@ class Ghost:
         base + n tokens.
         """
         cells = self._cells
-        found = cells.take((digests[0] >> self._shift).view(np.int64)).nonzero()[0]
+        found = self._at_depth[base : base + digests.shape[1]].nonzero()[0]
+        found = found[cells.take((digests[0, found] >> self._shift).view(np.int64)).nonzero()[0]]
         found = found[cells.take((digests[1, found] >> self._shift).view(np.int64)).nonzero()[0]]
         checkpoint = beyond = None
         # A checkpoint at the prompt's very end would be of no use to it.

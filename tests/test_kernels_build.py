@@ -119,7 +119,7 @@ def test_linears(method: str, shape: tuple[int, int]) -> None:
     linear = ops.linear(weight, bias)
     assert linear.method == method
     truth = x.double() @ weight.double().T + bias.double()
-    assert (linear(x) - truth).abs().max() < 1e-6 * (1 + truth.abs().max())
+    assert (linear(x) - truth).abs().max() < 2e-6 * (1 + truth.abs().max())
     assert linear(x[:0]).shape == (0, 5, shape[0])
     assert linear(x.bfloat16()).dtype == torch.bfloat16
     assert rows_agree(linear)
@@ -148,26 +148,26 @@ class Dependent(Linear):
 
 
 def test_a_mismatch_takes_our_own_product(cpu: CpuOps) -> None:
-    """The self-test sees a product that goes wrong at 17 rows, and `auto` then packs the fixed-order one."""
+    """The self-test sees a product that goes wrong at 17 rows, and `tested` then packs the fixed-order one."""
     tried = []
 
     def self_test(linear: Linear) -> bool:
         tried.append(linear.method)
         return rows_agree(Dependent(linear))
 
-    ops = CpuOps(cpu.library, self_test=self_test)
+    ops = CpuOps(cpu.library, "tested", self_test)
     weight = torch.randn(40, 30)
     for _ in range(3):
         assert isinstance(ops.linear(weight), FixedLinear)
     assert tried == ["onednn"]  # once a shape
-    assert isinstance(CpuOps(cpu.library).linear(weight), OneDnnLinear)
+    assert isinstance(CpuOps(cpu.library, "tested").linear(weight), OneDnnLinear)
     x = torch.randn(9, 30)
     assert torch.allclose(ops.linear(weight)(x), x @ weight.T, atol=1e-5)
 
 
 def test_torch_without_the_private_operators(cpu: CpuOps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OneDnnLinear, "available", staticmethod(lambda weight: False))
-    assert isinstance(CpuOps(cpu.library).linear(torch.randn(4, 4)), FixedLinear)
+    assert isinstance(CpuOps(cpu.library, "tested").linear(torch.randn(4, 4)), FixedLinear)
     with pytest.raises(ValueError, match="onednn"):
         CpuOps(cpu.library, "onednn").linear(torch.randn(4, 4))
 
