@@ -18,7 +18,7 @@ from hybridcache.kernels.arguments import (
 from hybridcache.kernels.build import Library
 from hybridcache.kernels.cpu_rows import CpuRowOps
 from hybridcache.kernels.linear import LinearMethod, LinearPacker, rows_agree
-from hybridcache.kernels.operands import BatchArgs, Operands, declare, out_rows, sizes, threads_for
+from hybridcache.kernels.operands import BatchArgs, Operands, as_dtype, declare, out_rows, sizes, threads_for
 from hybridcache.kernels.ops import Linear, Numerics
 from hybridcache.kernels.packed import PackedBatch
 
@@ -72,7 +72,7 @@ class CpuOps(CpuRowOps):
             activation == "silu",
         )
         self._run("causal_conv1d", args, batch, batch.num_tokens * channels * (width + 8))
-        return out.to(x.dtype)
+        return as_dtype(out, x)
 
     def mamba1_scan(
         self,
@@ -106,7 +106,7 @@ class CpuOps(CpuRowOps):
             d_state,
         )
         self._run("mamba1_scan", args, batch, rows * channels * d_state * 8)
-        return out.to(x.dtype)
+        return as_dtype(out, x)
 
     def mamba2_scan(
         self,
@@ -145,7 +145,7 @@ class CpuOps(CpuRowOps):
             d_state,
         )
         self._run("mamba2_scan", args, batch, rows * heads * head_dim * d_state * 2)
-        return out.to(x.dtype)
+        return as_dtype(out, x)
 
     def gated_delta_scan(
         self,
@@ -182,7 +182,7 @@ class CpuOps(CpuRowOps):
             l2norm,
         )
         self._run("gated_delta_scan", args, batch, rows * value_heads * key_dim * value_dim * 4)
-        return out.to(v.dtype)
+        return as_dtype(out, v)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PackedBatch) -> None:
         operands = Operands("store_kv")
@@ -234,7 +234,7 @@ class CpuOps(CpuRowOps):
             window or 0,
         )
         self._run("paged_attention", args, batch, batch.num_pairs * heads * head_dim * 2)
-        return out.to(q.dtype)
+        return as_dtype(out, q)
 
     def _run(self, kernel: str, args: ctypes.Structure, batch: PackedBatch, work: int) -> None:
         run = getattr(self._c, f"hc_{kernel}")

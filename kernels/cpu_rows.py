@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hybridcache.kernels.arguments import MapArgs, NormArgs, RopeArgs, RopeTableArgs, SoftmaxArgs, TopKArgs
-from hybridcache.kernels.operands import NO_ROWS, Operands, declare, out_rows, sizes, threads_for
+from hybridcache.kernels.operands import NO_ROWS, Operands, as_dtype, declare, out_rows, sizes, threads_for
 from hybridcache.kernels.ops import Ops
 
 SILU, SIGMOID, SOFTPLUS, GELU, GELU_TANH, RELU2 = range(6)  # the order of the enum in rows.cpp
@@ -51,7 +51,7 @@ class CpuRowOps(Ops):
             1.0 if add_unit_offset else 0.0,
         )
         self._c.hc_rms_norm(ctypes.byref(args), threads_for(x.numel() * 4))
-        return out.to(x.dtype)
+        return as_dtype(out, x)
 
     def silu(self, x: Tensor) -> Tensor:
         return self._map(SILU, x)
@@ -102,7 +102,7 @@ class CpuRowOps(Ops):
             operands.rows(x, "x", (rows, width)), out_rows(values), indices.data_ptr(), rows, width, k
         )
         self._c.hc_top_k(ctypes.byref(args), threads_for(x.numel() * 4))
-        return values.to(x.dtype), indices
+        return as_dtype(values, x), indices
 
     def rope_table(self, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
         operands, (width,) = Operands("rope_table"), sizes("rope_table: inv_freq", inv_freq, 1)
@@ -140,7 +140,7 @@ class CpuRowOps(Ops):
             pairs,
         )
         self._c.hc_rope(ctypes.byref(args), threads_for(x.numel() * 2))
-        return out.to(x.dtype)
+        return as_dtype(out, x)
 
     def _map(self, function: int, x: Tensor, factor: Tensor | None = None) -> Tensor:
         operands, width = Operands("elementwise operation"), x.shape[-1]
@@ -157,7 +157,7 @@ class CpuRowOps(Ops):
             function,
         )
         self._c.hc_map(ctypes.byref(args), threads_for(x.numel() * 16))
-        return out.to(x.dtype)
+        return as_dtype(out, x)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -2,29 +2,30 @@
 
 import ctypes
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridcache.kernels.operands import DTYPE_CODES, Operands, Rows, declare, threads_for
+from hybridcache.kernels.huge_pages import on_huge_pages
+from hybridcache.kernels.operands import DTYPE_CODES, threads_for
 from hybridcache.kernels.ops import Linear
 
-LinearMethod = Literal["auto", "onednn", "fixed"]
+LinearMethod = Literal["auto", "tested", "onednn", "fixed"]
+"""`fixed`: our own product. `tested`: oneDNN for every shape that passes the self-test, else our own.
+`auto`: our own with AVX2, where it was measured (with many rows as fast as oneDNN, with few up to twice);
+elsewhere `tested`. One method a weight, whatever the number of rows: the two round differently."""
 TEST_ROWS = (1, 2, 7, 16, 17, 64, 333)
 """Numbers of rows at which a shape is tried when it is first packed."""
 
 
-class LinearArgs(ctypes.Structure):
-    """Arguments of hc_linear."""
+class LinearWeight(ctypes.Structure):
+    """A packed weight, as hc_linear takes it."""
 
     _fields_ = (
-        ("x", Rows),
-        ("out", Rows),
         ("packed", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
         ("in", ctypes.c_int64),
         ("outs", ctypes.c_int64),
         ("dtype", ctypes.c_int64),
@@ -72,34 +73,41 @@ class FixedLinear(Linear):
 
     def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
-        declare(library, "linear", batch=False)
-        self._run = library.hc_linear
         library.hc_panel.restype = ctypes.c_int64
         panel = int(library.hc_panel())
-        panels = -(-self.out_features // panel)
-        dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
-        padded = F.pad(weight.to(dtype), (0, 0, 0, panels * panel - self.out_features))
-        self._packed = padded.view(panels, panel, self.in_features).transpose(1, 2).contiguous()
-        self._bias = torch.zeros(panels * panel)
+        padded = -(-self.out_features // panel) * panel
+        if weight.dtype == torch.float16:
+            weight = weight.float()
+        weight = weight.contiguous()
+        self._packed = on_huge_pages(padded * self.in_features, weight.dtype)
+        self._bias = torch.zeros(padded)
         if bias is not None:
             self._bias[: self.out_features] = bias
+        self._weight = LinearWeight(
+            self._packed.data_ptr(),
+            self._bias.data_ptr(),
+            self.in_features,
+            self.out_features,
+            DTYPE_CODES[weight.dtype],
+        )
+        self._address = ctypes.addressof(self._weight)
+        library.hc_pack_linear.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        library.hc_pack_linear.restype = None
+        library.hc_pack_linear(self._address, weight.data_ptr())
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        library.hc_linear.argtypes = (pointer, pointer, integer, pointer, integer, integer)
+        library.hc_linear.restype = None
+        self._run = library.hc_linear
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = _as_rows(x, self.in_features)
-        out = torch.empty(len(rows), self.out_features)
-        operands = Operands("linear")
-        args = LinearArgs(
-            operands.rows(rows, "x", (len(rows), self.in_features)),
-            (out.data_ptr(), self.out_features),
-            self._packed.data_ptr(),
-            self._bias.data_ptr(),
-            len(rows),
-            self.in_features,
-            self.out_features,
-            DTYPE_CODES[self._packed.dtype],
-        )
-        self._run(ctypes.byref(args), threads_for(len(rows) * self.in_features * self.out_features))
-        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        count = rows.shape[0]
+        out = torch.empty(count, self.out_features)
+        threads = threads_for(count * self.in_features * self.out_features)
+        self._run(self._address, rows.data_ptr(), self.in_features, out.data_ptr(), count, threads)
+        if x.dtype is not torch.float32:
+            out = out.to(x.dtype)
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)
 
 
 def rows_agree(linear: Linear) -> bool:
@@ -116,10 +124,7 @@ def rows_agree(linear: Linear) -> bool:
 
 
 class LinearPacker:
-    """Packs weights by `method`; "auto" takes oneDNN for every shape that passes `self_test`, else our own.
-
-    Shapes are tried once each, with the number of threads set at that moment.
-    """
+    """Packs weights by `method`; shapes are tried once each, with the number of threads set then."""
 
     def __init__(
         self,
@@ -127,9 +132,11 @@ class LinearPacker:
         method: LinearMethod = "auto",
         self_test: Callable[[Linear], bool] = rows_agree,
     ) -> None:
-        if method not in ("auto", "onednn", "fixed"):
-            raise ValueError(f"linear method is {method!r}; use auto, onednn or fixed")
+        if method not in get_args(LinearMethod):
+            raise ValueError(f"linear method is {method!r}; use {', '.join(get_args(LinearMethod))}")
         self._library = library
+        if method == "auto":
+            method = "fixed" if torch.backends.cpu.get_cpu_capability() == "AVX2" else "tested"
         self._method = method
         self._self_test = self_test
         self.passed: dict[tuple[int, int, bool], bool] = {}
@@ -145,7 +152,7 @@ class LinearPacker:
         possible = OneDnnLinear.available(weight)
         if self._method == "onednn" and not possible:
             raise ValueError(
-                f"linear method onednn cannot take {weight.dtype} weights here; use auto or fixed"
+                f"linear method onednn cannot take {weight.dtype} weights here; use tested or fixed"
             )
         if self._method == "fixed" or not possible:
             return FixedLinear(self._library, weight, bias)
@@ -161,4 +168,6 @@ class LinearPacker:
 def _as_rows(x: Tensor, width: int) -> Tensor:
     if x.shape[-1] != width:
         raise ValueError(f"linear: x has width {x.shape[-1]}; the weight takes {width}")
-    return (x if x.dim() == 2 else x.reshape(-1, width)).float().contiguous()
+    if x.dtype is torch.float32 and x.dim() == 2 and x.is_contiguous():
+        return x
+    return x.reshape(-1, width).float().contiguous()

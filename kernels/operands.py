@@ -87,8 +87,8 @@ class Operands:
 
     def rows(self, x: Tensor, name: str, shape: tuple[int, ...]) -> RowsView:
         """x of this shape as float32 rows; copied only when the dtype or the inner strides need it."""
-        self._check(x, name, shape)
-        if x.dtype != torch.float32:
+        if x.dtype is not torch.float32 or x.shape != shape or not x.is_cpu:
+            self._check(x, name, shape)
             x = x.float()
         if not (x.is_contiguous() or _inner_contiguous(x)):
             x = x.contiguous()
@@ -149,12 +149,17 @@ def declare(library: ctypes.CDLL, kernel: str, *, batch: bool) -> None:
 
 def threads_for(work: int) -> int:
     """Threads for so many multiply-adds."""
-    return max(1, min(torch.get_num_threads(), work // GRAIN))
+    return 1 if work < 2 * GRAIN else min(torch.get_num_threads(), work // GRAIN)
 
 
 def out_rows(out: Tensor) -> RowsView:
     """A new float32 result as rows."""
     return out.data_ptr(), out.stride(0)
+
+
+def as_dtype(out: Tensor, like: Tensor) -> Tensor:
+    """`out`, which is float32, in the dtype of `like`."""
+    return out if like.dtype is torch.float32 else out.to(like.dtype)
 
 
 def sizes(name: str, x: Tensor, dimensions: int) -> tuple[int, ...]:

@@ -148,7 +148,7 @@ class Dependent(Linear):
 
 
 def test_a_mismatch_takes_our_own_product(cpu: CpuOps) -> None:
-    """The self-test sees a product that goes wrong at 17 rows, and `tested` then packs the fixed-order one."""
+    """The self-test sees a product that goes wrong at 17 rows; `tested` then packs the fixed-order one."""
     tried = []
 
     def self_test(linear: Linear) -> bool:

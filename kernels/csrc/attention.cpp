@@ -1,18 +1,20 @@
 // Causal attention over paged KV with an online softmax over blocks of 64 keys that start at multiples of 64.
 //
-// One item is (sequence, KV head, up to 96 rows); a row is one query head at one token. The keys of a block are
-// copied out of their pages, transposed, once per item. Scores and outputs are sums over the head's dimensions
-// and over the keys in ascending order, one chain per element, so that a row does not depend on its tile.
+// One item is (sequence, some KV heads, up to 96 rows of them all); a row is one query head at one token. Decoding
+// takes all heads of a block of keys before the next block, since they lie side by side. Scores and outputs are
+// sums over the head's dimensions and over the keys in ascending order, one chain per element, so that a row does
+// not depend on its tile.
 #include <vector>
 
+#include "panels.h"
 #include "storage.h"
 
 namespace {
 using namespace hc;
 
 constexpr int64_t kKeys = 64, kTileRows = 96;  // a multiple of the 6 rows of a micro-tile
-constexpr int64_t kPanel = 2 * VL;             // columns of a panel: [depth, kPanel], panel after panel
-constexpr int64_t kAhead = 6;                  // keys fetched ahead
+constexpr int64_t kLines = 4;                   // cache lines of keys, and of values, asked for at once
+constexpr int64_t kFewRows = 12;                // up to here values are read from their pages
 constexpr float kMasked = -1e30f;
 
 struct Args {
@@ -39,72 +41,89 @@ struct Scratch {
         total(rows) {}
 };
 
-// c[r, columns of P panels] += sum over i of a[r, i] b[i, columns], i ascending. Inlined into a larger function
-// its sums would not stay in registers.
-template <int R, int P>
-[[gnu::noinline]] void micro(const float* a, int64_t lda, const float* b, int64_t depth, int64_t panel, float* c,
-                  int64_t ldc) {
-  vf sum[R][2 * P];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2 * P; ++v) sum[r][v] = load(c + r * ldc + v * VL);
-  for (int64_t i = 0; i < depth; ++i) {
-    vf w[2 * P];
-    for (int v = 0; v < 2 * P; ++v) w[v] = load(b + v / 2 * panel + i * kPanel + v % 2 * VL);
-    for (int r = 0; r < R; ++r) {
-      const vf x = splat(a[r * lda + i]);
-      for (int v = 0; v < 2 * P; ++v) sum[r][v] = fma(x, w[v], sum[r][v]);
+// The keys and values of one sequence and KV head.
+struct Past {
+  const Args& p;
+  const Batch& batch;
+  const int64_t* table;
+  int64_t head, stop;  // stop: keys that there are
+
+  struct Place {
+    int64_t block, element;
+  };
+  Place place(int64_t key) const {  // in 32 bits: a division is what it costs
+    const uint32_t k = static_cast<uint32_t>(key), size = static_cast<uint32_t>(batch.block_size);
+    return {table[k / size], (k % size * p.kv_heads + head) * p.head_dim};
+  }
+  const char* at(const Pool& pool, int64_t key) const {
+    const Place to = place(key);
+    return pool.entry(to.block, to.element);
+  }
+  int64_t row() const { return p.kv_heads * p.head_dim; }  // elements from one key of a page to the next
+  // Whether vectors of keys can be taken from their pages as they are.
+  bool plain(const Pool& pool) const {
+    return pool.dtype == F32 && batch.block_size % VL == 0 && p.head_dim % kPanel == 0;
+  }
+};
+
+// Asks for keys and values in the order in which they lie: of each key's heads [head, head + heads) all.
+struct Ahead {
+  const Past& past;
+  int64_t bytes;  // of a key, and as much of a value
+  int64_t key = 0, end = 0, done = 0;
+  Ahead(const Past& first_head, int64_t heads)
+      : past(first_head), bytes(heads * past.p.head_dim * size_of(past.p.keys.dtype)) {}
+  void go(int64_t from, int64_t to) { key = from, end = std::min(to, past.stop), done = 0; }
+  void some() {
+    if (key >= end) return;
+    const Past::Place to = past.place(key);
+    const char *k = past.p.keys.entry(to.block, to.element), *v = past.p.values.entry(to.block, to.element);
+    const int64_t until = std::min(bytes, done + kLines * 64);
+    for (; done < until; done += 64) __builtin_prefetch(k + done), __builtin_prefetch(v + done);
+    if (done >= bytes) ++key, done = 0;
+  }
+};
+
+// Keys [first, first + count) transposed to panels [key / kPanel][d][kPanel]; keys that are not there are zero.
+void fetch_keys(const Past& past, Scratch& w, int64_t first, int64_t count, Ahead& ahead) {
+  const Args& p = past.p;
+  const bool plain = past.plain(p.keys);
+  for (int64_t j = 0; j < kKeys; j += VL) {
+    const int64_t there = std::clamp<int64_t>(count - j, 0, VL);
+    const float* from = w.page.data();
+    int64_t row = w.padded;
+    if (plain && there)
+      from = reinterpret_cast<const float*>(past.at(p.keys, first + j)), row = past.row();
+    else
+      for (int64_t i = 0; i < there; ++i)
+        read(&w.page[i * w.padded], past.at(p.keys, first + j + i), p.keys.dtype, p.head_dim);
+    for (int64_t d = 0; d < p.head_dim; d += VL) {
+      ahead.some();
+      transpose(from + d, row, there, &w.keys[j / kPanel * kPanel * w.padded + d * kPanel + j % kPanel], kPanel);
     }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2 * P; ++v) store(c + r * ldc + v * VL, sum[r][v]);
-}
-// `panel`: floats from one panel of b to the next; depth rows of each are used.
-void multiply(const float* a, int64_t lda, const float* b, int64_t depth, int64_t panel, float* c, int64_t ldc,
-              int64_t rows, int64_t columns) {
-  const int64_t panels = columns / kPanel;
-  int64_t r = rows - rows % 6;
-  for (int64_t j = 0; j < panels; ++j)
-    for (int64_t i = 0; i < r; i += 6)
-      micro<6, 1>(a + i * lda, lda, b + j * panel, depth, panel, c + i * ldc + j * kPanel, ldc);
-  for (; r + 2 <= rows; r += 2) {  // few rows: more columns at once hide the latency of a sum
-    int64_t j = 0;
-    for (; j + 2 <= panels; j += 2)
-      micro<2, 2>(a + r * lda, lda, b + j * panel, depth, panel, c + r * ldc + j * kPanel, ldc);
-    if (j < panels) micro<2, 1>(a + r * lda, lda, b + j * panel, depth, panel, c + r * ldc + j * kPanel, ldc);
-  }
-  if (r < rows) {
-    int64_t j = 0;
-    for (; j + 4 <= panels; j += 4)
-      micro<1, 4>(a + r * lda, lda, b + j * panel, depth, panel, c + r * ldc + j * kPanel, ldc);
-    for (; j < panels; ++j)
-      micro<1, 1>(a + r * lda, lda, b + j * panel, depth, panel, c + r * ldc + j * kPanel, ldc);
   }
 }
 
-// Keys [first, first + count) of a sequence as panels: values [d / kPanel][key][kPanel], keys, transposed,
-// [key / kPanel][d][kPanel]. Keys that are not there are zero; values that are not there are not read.
-void fetch(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t head, int64_t first, int64_t count) {
-  const int64_t* table = batch.block_tables + s * batch.max_blocks;
-  const auto place = [&](const Pool& pool, int64_t j) {
-    const int64_t block = table[(first + j) / batch.block_size], offset = (first + j) % batch.block_size;
-    return pool.entry(block, (offset * p.kv_heads + head) * p.head_dim);
-  };
-  // A head's keys lie one row of all heads apart, which the processor does not foresee.
-  const auto foresee = [&](const Pool& pool, int64_t j) {
-    const char* at = place(pool, j);
-    for (int64_t i = 0; i < p.head_dim * size_of(pool.dtype); i += 64) __builtin_prefetch(at + i);
-  };
-  for (int64_t j = 0; j < count; ++j) {
-    if (j + kAhead < count) foresee(p.keys, j + kAhead), foresee(p.values, j + kAhead);
-    float *row = &w.page[j * w.padded], *value = w.row.data();
-    read(row, place(p.keys, j), p.keys.dtype, p.head_dim);
-    read(value, place(p.values, j), p.values.dtype, p.head_dim);
-    for (int64_t d = 0; d < w.padded; d += kPanel) std::memcpy(&w.values[d * kKeys + j * kPanel], value + d, kPanel * 4);
+// sums[r, :] += weights[r, keys] values[keys, :] over the keys [first, first + count).
+void add_values(const Past& past, Scratch& w, const float* weights, float* sums, int64_t rows, int64_t first,
+                int64_t count) {
+  const Args& p = past.p;
+  if (rows <= kFewRows && past.plain(p.values)) {
+    const int64_t size = past.batch.block_size;
+    for (int64_t j = 0; j < count;) {
+      const int64_t n = std::min(count - j, size - (first + j) % size);
+      const Panels page{reinterpret_cast<const float*>(past.at(p.values, first + j)), past.row(), kPanel};
+      multiply(weights + j, kKeys, page, n, sums, w.padded, rows, w.padded);
+      j += n;
+    }
+    return;
   }
-  for (int64_t j = 0; j < kKeys; j += VL)
-    for (int64_t d = 0; d < p.head_dim; d += VL)
-      transpose(&w.page[j * w.padded + d], w.padded, std::clamp<int64_t>(count - j, 0, VL),
-                &w.keys[j / kPanel * kPanel * w.padded + d * kPanel + j % kPanel], kPanel);
+  for (int64_t j = 0; j < count; ++j) {
+    read(w.row.data(), past.at(p.values, first + j), p.values.dtype, p.head_dim);
+    for (int64_t d = 0; d < w.padded; d += kPanel)
+      std::memcpy(&w.values[d * kKeys + j * kPanel], &w.row[d], kPanel * 4);
+  }
+  multiply(weights, kKeys, {w.values.data(), kPanel, kKeys * kPanel}, count, sums, w.padded, rows, w.padded);
 }
 
 // Scores of one row to weights: keys [low, high) of the block are seen. Scales the row's sums to the new maximum.
@@ -135,35 +154,55 @@ void soften(const Args& p, float* scores, float* sums, int64_t padded, float& to
   top = new_top;
 }
 
-void item(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t head, int64_t t0, int64_t tokens) {
+// One key block of one head for rows [at, at + rows) of the scratch.
+void block(const Past& past, Scratch& w, int64_t at, int64_t rows, int64_t position, int64_t first,
+           Ahead& ahead) {
+  const Args& p = past.p;
+  const int64_t group = p.heads / p.kv_heads, count = std::min(kKeys, past.stop - first);
+  fetch_keys(past, w, first, count, ahead);
+  std::fill_n(w.scores.begin(), rows * kKeys, 0.f);
+  multiply(&w.q[at * w.padded], w.padded, {w.keys.data(), kPanel, w.padded * kPanel}, p.head_dim, w.scores.data(),
+           kKeys, rows, kKeys);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t own = position + r / group, row = at + r;
+    const int64_t low = p.window ? std::clamp<int64_t>(own - p.window + 1 - first, 0, kKeys) : 0;
+    const int64_t high = std::clamp<int64_t>(own + 1 - first, 0, kKeys);
+    soften(p, &w.scores[r * kKeys], &w.sums[row * w.padded], w.padded, w.top[row], w.total[row], low, high);
+  }
+  add_values(past, w, w.scores.data(), &w.sums[at * w.padded], rows, first, count);
+}
+
+void item(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t head, int64_t heads, int64_t t0,
+          int64_t tokens) {
   const int64_t group = p.heads / p.kv_heads, rows = tokens * group, width = p.head_dim;
   const int64_t position = batch.num_computed[s] + t0 - batch.cu_seqlens[s];  // of the first token
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* from = p.q.row(t0 + r / group) + (head * group + r % group) * width;
-    for (int64_t d = 0; d < width; ++d) w.q[r * w.padded + d] = from[d] * p.scale;
-    w.top[r] = kMasked;
-    w.total[r] = 0.f;
-  }
-  std::fill_n(w.sums.begin(), rows * w.padded, 0.f);
+  // Row r of head h of the item, and where its query and its output lie in a token's row.
+  const auto each = [&](auto run) {
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t r = 0; r < rows; ++r) run(h * rows + r, t0 + r / group, ((head + h) * group + r % group) * width);
+  };
+  each([&](int64_t row, int64_t t, int64_t column) {
+    for (int64_t d = 0; d < width; ++d) w.q[row * w.padded + d] = p.q.row(t)[column + d] * p.scale;
+    w.top[row] = kMasked;
+    w.total[row] = 0.f;
+  });
+  std::fill_n(w.sums.begin(), heads * rows * w.padded, 0.f);
   const int64_t oldest = p.window ? std::max<int64_t>(0, position - p.window + 1) : 0, stop = position + tokens;
-  for (int64_t first = oldest / kKeys * kKeys; first < stop; first += kKeys) {
-    const int64_t count = std::min(kKeys, stop - first);
-    fetch(p, batch, w, s, head, first, count);
-    std::fill_n(w.scores.begin(), rows * kKeys, 0.f);
-    multiply(w.q.data(), w.padded, w.keys.data(), width, w.padded * kPanel, w.scores.data(), kKeys, rows, kKeys);
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t own = position + r / group;
-      const int64_t low = p.window ? std::clamp<int64_t>(own - p.window + 1 - first, 0, kKeys) : 0;
-      const int64_t high = std::clamp<int64_t>(own + 1 - first, 0, kKeys);
-      soften(p, &w.scores[r * kKeys], &w.sums[r * w.padded], w.padded, w.top[r], w.total[r], low, high);
+  const auto past = [&](int64_t h) {
+    return Past{p, batch, batch.block_tables + s * batch.max_blocks, head + h, stop};
+  };
+  const Past head0 = past(0);
+  Ahead ahead(head0, heads);
+  for (int64_t first = oldest / kKeys * kKeys; first < stop; first += kKeys)
+    for (int64_t h = 0; h < heads; ++h) {
+      // A part of the next block of keys while a head is at this one.
+      ahead.go(first + kKeys + kKeys * h / heads, first + kKeys + kKeys * (h + 1) / heads);
+      block(past(h), w, h * rows, rows, position, first, ahead);
     }
-    multiply(w.scores.data(), kKeys, w.values.data(), count, kKeys * kPanel, w.sums.data(), w.padded, rows,
-             w.padded);
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    float* to = p.out.row(t0 + r / group) + (head * group + r % group) * width;
-    for (int64_t d = 0; d < width; ++d) to[d] = w.sums[r * w.padded + d] / w.total[r];
-  }
+  each([&](int64_t row, int64_t t, int64_t column) {
+    for (int64_t d = 0; d < width; ++d)
+      p.out.row(t)[column + d] = w.sums[row * w.padded + d] / w.total[row];
+  });
 }
 
 }  // namespace
@@ -172,38 +211,29 @@ extern "C" void hc_paged_attention(const Args* args, const Batch* batch, int64_t
   const Args& p = *args;
   const int64_t group = p.heads / p.kv_heads, tokens = std::max<int64_t>(1, kTileRows / group);
   struct Tile {
-    int64_t s, begin, count;
+    int64_t s, begin, count, head, heads;
   };
+  int64_t spans = 0;
+  for (int64_t s = 0; s < batch->num_sequences; ++s)
+    spans += (batch->cu_seqlens[s + 1] - batch->cu_seqlens[s] + tokens - 1) / tokens;
+  // As many heads at once as there are rows for, but enough items for all threads.
+  const int64_t share = std::max<int64_t>(1, p.kv_heads * spans / threads);
   std::vector<Tile> tiles;
   for (int64_t s = 0; s < batch->num_sequences; ++s)
-    for (int64_t t = batch->cu_seqlens[s]; t < batch->cu_seqlens[s + 1]; t += tokens)
-      tiles.push_back({s, t, std::min(tokens, batch->cu_seqlens[s + 1] - t)});
+    for (int64_t t = batch->cu_seqlens[s]; t < batch->cu_seqlens[s + 1]; t += tokens) {
+      const int64_t count = std::min(tokens, batch->cu_seqlens[s + 1] - t);
+      const int64_t heads = std::clamp<int64_t>(kTileRows / (count * group), 1, std::min(share, p.kv_heads));
+      for (int64_t h = 0; h < p.kv_heads; h += heads)
+        tiles.push_back({s, t, count, h, std::min(heads, p.kv_heads - h)});
+    }
   const int64_t count = static_cast<int64_t>(tiles.size());
 #pragma omp parallel num_threads(threads)
   {
-    Scratch w(p.head_dim, tokens * group);
+    Scratch w(p.head_dim, std::max(kTileRows, tokens * group));
 #pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < count * p.kv_heads; ++i) {
-      const Tile& tile = tiles[static_cast<size_t>(count - 1 - i / p.kv_heads)];  // the longest first
-      item(p, *batch, w, tile.s, i % p.kv_heads, tile.begin, tile.count);
+    for (int64_t i = 0; i < count; ++i) {
+      const Tile& tile = tiles[static_cast<size_t>(count - 1 - i)];  // the longest first
+      item(p, *batch, w, tile.s, tile.head, tile.heads, tile.begin, tile.count);
     }
-  }
-}
-
-struct StoreArgs {
-  Rows k, v;
-  Pool keys, values;
-  int64_t kv_heads, head_dim;
-};
-
-extern "C" void hc_store_kv(const StoreArgs* args, const Batch* batch) {
-  const StoreArgs& p = *args;
-  const int64_t width = p.kv_heads * p.head_dim;
-  for (int64_t t = 0; t < batch->num_tokens; ++t) {
-    const int64_t place = batch->slot_mapping[t];
-    if (place < 0) continue;
-    const int64_t block = place / batch->block_size, element = place % batch->block_size * width;
-    write(p.keys.entry(block, element), p.k.row(t), p.keys.dtype, width);
-    write(p.values.entry(block, element), p.v.row(t), p.values.dtype, width);
   }
 }

@@ -41,13 +41,40 @@ void run(const Args& p, Scratch& w, int64_t channel, int64_t count, int64_t begi
   }
 }
 
+// One token and no more, on the state where it lies: what decoding is made of.
+template <int W>
+void single(const Args& p, int64_t channel, int64_t count, int64_t t, const float* past, float* state) {
+  const float* x = p.x.row(t) + channel;
+  float y[kChannels] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const float *taps = p.weight + (channel + i) * W, *from = past ? past + i * (W - 1) : nullptr;
+    float sum = p.bias ? p.bias[channel + i] : 0.f, window[W];
+    for (int k = 0; k < W; ++k) {
+      window[k] = k == W - 1 ? x[i] : from ? from[k] : 0.f;
+      sum = fma(taps[k], window[k], sum);
+    }
+    std::memcpy(state + i * (W - 1), window + 1, (W - 1) * 4);
+    y[i] = sum;
+  }
+  for (int64_t i = 0; i < count; i += VL)
+    store_upto(p.out.row(t) + channel + i, p.silu ? silu(load(y + i)) : load(y + i), count - i);
+}
+
 void item(const Args& p, const Batch& batch, Scratch& w, int64_t channel) {
   const int64_t count = std::min(kChannels, p.channels - channel), stored = p.width - 1;
   std::vector<float> row(static_cast<size_t>(stored * kChannels));
-  for (int64_t i = 0; i < count; ++i)
-    for (int64_t k = 0; k < p.width; ++k) w.taps[k * kChannels + i] = p.weight[(channel + i) * p.width + k];
+  bool spread = false;  // whether the taps are
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
     const int64_t begin = batch.cu_seqlens[s], first = channel * stored;
+    const bool one = batch.cu_seqlens[s + 1] == begin + 1 && batch.emit_offsets[s] == batch.emit_offsets[s + 1];
+    if (one && p.width == 4 && p.state.dtype == F32) {
+      float* state = reinterpret_cast<float*>(p.state.entry(batch.slots[s], first));
+      single<4>(p, channel, count, begin, batch.has_state[s] ? state : nullptr, state);
+      continue;
+    }
+    for (int64_t i = 0; i < count && !spread; ++i)
+      for (int64_t k = 0; k < p.width; ++k) w.taps[k * kChannels + i] = p.weight[(channel + i) * p.width + k];
+    spread = true;
     std::fill(w.past.begin(), w.past.end(), 0.f);
     if (batch.has_state[s]) {
       read(row.data(), p.state.entry(batch.slots[s], first), p.state.dtype, count * stored);

@@ -61,6 +61,13 @@ inline vf fma(vf a, vf b, vf c) {
   return a * b + c;
 #endif
 }
+inline float fma(float a, float b, float c) {  // as a lane of the vectors'
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__FP_FAST_FMAF)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 // A NaN in x comes through.
 inline vf at_least(vf x, float low) { return x < low ? splat(low) : x; }
 inline vf at_most(vf x, float high) { return x > high ? splat(high) : x; }
