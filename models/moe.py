@@ -137,19 +137,23 @@ class MoeLayer:
         return y + shared
 
     def _routed(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        top_k, gated = chosen.shape[1], self.plan.kind.gated
-        order = chosen.flatten().argsort(stable=True)  # places (token, rank) by expert, then by token
+        tokens, top_k = chosen.shape
+        if not tokens:
+            return x
+        chosen, rank = chosen.sort(dim=1)
+        order = chosen.flatten().argsort(stable=True)  # places (token, expert) by expert, then by token
         counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        rows, shares = order // top_k, weights.flatten()[order, None]
-        total = torch.zeros(x.shape, dtype=torch.float32)
-        start = 0
-        for (into, out), count in zip(self.experts, counts, strict=True):
-            if count:
-                span = slice(start, start + count)
-                y = out(activate(self.ops, into(x[rows[span]]), self.plan.act, gated=gated))
-                total.index_add_(0, rows[span], y.float() * shares[span])
-                start += count
-        return total.to(x.dtype)
+        rows = x[order // top_k]
+        parts = [
+            out(activate(self.ops, into(part), self.plan.act, gated=self.plan.kind.gated))
+            for (into, out), part in zip(self.experts, torch.split(rows, counts), strict=True)
+            if len(part)
+        ]
+        shares = weights.gather(1, rank).flatten()[order, None]
+        y = torch.empty(tokens * top_k, x.shape[1])
+        y[order] = torch.cat(parts).float() * shares
+        first, *rest = y.view(tokens, top_k, x.shape[1]).unbind(1)
+        return sum(rest, start=first).to(x.dtype)
 
 
 def granite_moe(config: HfConfig, kind: LayerKind) -> MoePlan:

@@ -7,6 +7,8 @@
 namespace {
 using namespace hc;
 
+constexpr int64_t kAhead = 4;  // items whose states are asked for before their turn
+
 struct Args {
   Rows x, dt, z, b, c, out;
   const float *a, *d, *dt_bias;
@@ -89,6 +91,12 @@ extern "C" void hc_mamba1_scan(const Args* args, const Batch* batch, int64_t thr
   {
     Scratch w(p.d_state);
 #pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < items; ++i) item(p, *batch, w, i / blocks, i % blocks * VL);
+    for (int64_t i = 0; i < items; ++i) {
+      const int64_t next = std::min(i + kAhead, items - 1), s = next / blocks, channel = next % blocks * VL;
+      if (batch->has_state[s])
+        foresee(p.state, batch->slots[s], channel * p.d_state,
+                std::min<int64_t>(VL, p.channels - channel) * p.d_state);
+      item(p, *batch, w, i / blocks, i % blocks * VL);
+    }
   }
 }

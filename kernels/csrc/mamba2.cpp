@@ -108,7 +108,14 @@ extern "C" void hc_mamba2_scan(const Args* args, const Batch* batch, int64_t thr
   {
     Scratch w(p.padded);  // zero behind d_state, and stays so
 #pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < items; ++i)
-      item(p, *batch, w, i / (p.heads * blocks), i / blocks % p.heads, i % blocks * kRows);
+    for (int64_t i = 0; i < items; ++i) {
+      const auto at = [&](int64_t n, auto run) { run(n / (p.heads * blocks), n / blocks % p.heads, n % blocks * kRows); };
+      at(std::min(i + 1, items - 1), [&](int64_t s, int64_t h, int64_t row) {
+        if (batch->has_state[s])
+          foresee(p.state, batch->slots[s], (h * p.head_dim + row) * p.d_state,
+                  std::min(kRows, p.head_dim - row) * p.d_state);
+      });
+      at(i, [&](int64_t s, int64_t h, int64_t row) { item(p, *batch, w, s, h, row); });
+    }
   }
 }

@@ -111,4 +111,10 @@ inline void stretches(const Batch& batch, int64_t s, Run run, Emit emit) {
   emit(batch.slots[s]);
 }
 
+// Asks for `elements` of a state: in decoding, a state comes from memory for one token.
+inline void foresee(const Pool& pool, int64_t slot, int64_t first, int64_t elements) {
+  const char* begin = pool.entry(slot, first);
+  for (int64_t i = 0; i < elements * size_of(pool.dtype); i += 64) __builtin_prefetch(begin + i, 1);
+}
+
 }  // namespace hc
