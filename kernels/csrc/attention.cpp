@@ -118,15 +118,20 @@ void add_values(const Past& past, Scratch& w, const float* weights, float* sums,
     }
     return;
   }
+  const bool plain = past.plain(p.values);
   for (int64_t j = 0; j < count; ++j) {
-    read(w.row.data(), past.at(p.values, first + j), p.values.dtype, p.head_dim);
+    const char* at = past.at(p.values, first + j);
+    if (!plain) read(w.row.data(), at, p.values.dtype, p.head_dim);
+    const float* value = plain ? reinterpret_cast<const float*>(at) : w.row.data();
     for (int64_t d = 0; d < w.padded; d += kPanel)
-      std::memcpy(&w.values[d * kKeys + j * kPanel], &w.row[d], kPanel * 4);
+      std::memcpy(&w.values[d * kKeys + j * kPanel], value + d, kPanel * 4);
   }
   multiply(weights, kKeys, {w.values.data(), kPanel, kKeys * kPanel}, count, sums, w.padded, rows, w.padded);
 }
 
-// Scores of one row to weights: keys [low, high) of the block are seen. Scales the row's sums to the new maximum.
+// Scores of one row to weights: keys [low, high) of the block are seen, or all where kAll says so. Scales the row's
+// sums to the new maximum.
+template <bool kAll>
 void soften(const Args& p, float* scores, float* sums, int64_t padded, float& top, float& total, int64_t low,
             int64_t high) {
   vi lane;
@@ -136,17 +141,17 @@ void soften(const Args& p, float* scores, float* sums, int64_t padded, float& to
     vf x = load(scores + j);
     if (p.soft_cap > 0.f) x = p.soft_cap * tanh(x / p.soft_cap);
     const vi at = lane + static_cast<int32_t>(j);
-    x = (at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high)) ? x : splat(kMasked);
-    store(scores + j, x);
+    if (!kAll) x = (at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high)) ? x : splat(kMasked);
+    if (!kAll || p.soft_cap > 0.f) store(scores + j, x);
     best = larger(x, best);
   }
   const float peak = max_lanes(best), new_top = peak > top ? peak : top;
   const vf keep = exp(splat(top - new_top));
   vf sum{};
   for (int64_t j = 0; j < kKeys; j += VL) {
-    const vf x = load(scores + j), e = x == kMasked ? vf{} : exp(x - new_top);
-    store(scores + j, e);
-    sum = sum + e;
+    const vf x = load(scores + j), e = exp(x - new_top), seen = kAll ? e : x == kMasked ? vf{} : e;
+    store(scores + j, seen);
+    sum = sum + seen;
   }
   total = total * keep[0] + sum_lanes(sum);
   if (top != new_top)
@@ -167,7 +172,8 @@ void block(const Past& past, Scratch& w, int64_t at, int64_t rows, int64_t posit
     const int64_t own = position + r / group, row = at + r;
     const int64_t low = p.window ? std::clamp<int64_t>(own - p.window + 1 - first, 0, kKeys) : 0;
     const int64_t high = std::clamp<int64_t>(own + 1 - first, 0, kKeys);
-    soften(p, &w.scores[r * kKeys], &w.sums[row * w.padded], w.padded, w.top[row], w.total[row], low, high);
+    const auto run = high - low == kKeys ? soften<true> : soften<false>;
+    run(p, &w.scores[r * kKeys], &w.sums[row * w.padded], w.padded, w.top[row], w.total[row], low, high);
   }
   add_values(past, w, w.scores.data(), &w.sums[at * w.padded], rows, first, count);
 }

@@ -1,4 +1,4 @@
-// Depthwise causal convolution: one item is 64 channels of all sequences; lanes run along the channels.
+// Depthwise causal convolution: one item is 256 channels of all sequences; lanes run along the channels.
 #include <vector>
 
 #include "storage.h"
@@ -6,7 +6,7 @@
 namespace {
 using namespace hc;
 
-constexpr int64_t kChannels = 64;
+constexpr int64_t kChannels = 256, kAhead = 4;  // channels, tokens
 
 struct Args {
   Rows x, out;
@@ -16,7 +16,7 @@ struct Args {
 };
 
 struct Scratch {
-  std::vector<float> taps, past;  // [width, 64], [width - 1, 64]: oldest first
+  std::vector<float> taps, past;  // [width, kChannels], [width - 1, kChannels]: oldest first
   std::vector<const float*> window;
   explicit Scratch(int64_t width)
       : taps(width * kChannels), past(width * kChannels), window(static_cast<size_t>(width)) {}
@@ -32,7 +32,10 @@ void run(const Args& p, Scratch& w, int64_t channel, int64_t count, int64_t begi
   const int64_t width = W ? W : p.width;
   for (int64_t t = t0; t < t1; ++t) {
     for (int64_t k = 0; k < width; ++k) w.window[k] = input(p, w, begin, t - width + 1 + k, channel);
+    // Rows lie far apart, which the processor does not foresee.
+    const float* later = p.x.row(std::min(t + kAhead, t1 - 1)) + channel;
     for (int64_t i = 0; i < count; i += VL) {
+      __builtin_prefetch(later + i);
       vf y = p.bias ? load_upto(p.bias + channel + i, count - i) : vf{};
       for (int64_t k = 0; k < width; ++k)
         y = fma(load(&w.taps[k * kChannels + i]), load_upto(w.window[k] + i, count - i), y);

@@ -8,7 +8,7 @@ using namespace hc;
 
 constexpr int64_t kPanel = 2 * VL, kChain = 256;
 constexpr int64_t kFewRows = 16;
-constexpr int64_t kRowTile = 96;  // rows that pass by while a panel's part of one chain (16 KiB) stays in L1
+constexpr int64_t kRowTile = 192;  // rows that pass by while a panel's part of one chain (16 KiB) stays in L1
 
 struct Weight {
   void* packed;
@@ -30,11 +30,11 @@ inline vf weights(const uint16_t* p) {  // bfloat16
   return (vf)(__builtin_convertvector(h, vi) << 16);
 }
 
-// Adds the sums over `count` k to R rows of `out`, `stride` floats apart. With kFetch every step asks for what
-// lies `step` bytes further on from `ahead`.
+// R rows of `out` become `start` (rows start_stride floats apart; 0: the same for all) plus their sums over `count`
+// k. With kFetch every step asks for what lies `step` bytes further on from `ahead`.
 template <int R, bool kFetch, class W>  // inlined into a larger function its sums would not stay in registers
-[[gnu::noinline]] void micro(const float* x, int64_t x_stride, const W* w, int64_t count, float* out,
-                             int64_t stride, const char* ahead, int64_t step) {
+[[gnu::noinline]] void micro(const float* x, int64_t x_stride, const W* w, int64_t count, const float* start,
+                             int64_t start_stride, float* out, int64_t stride, const char* ahead, int64_t step) {
   vf sum[R][2] = {};
   for (int64_t k = 0; k < count; ++k) {
     if (kFetch) __builtin_prefetch(ahead + k * step);
@@ -47,7 +47,7 @@ template <int R, bool kFetch, class W>  // inlined into a larger function its su
   }
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < 2; ++i)
-      store(out + r * stride + i * VL, load(out + r * stride + i * VL) + sum[r][i]);
+      store(out + r * stride + i * VL, load(start + r * start_stride + i * VL) + sum[r][i]);
 }
 
 // One panel of outputs for `rows` rows.
@@ -57,16 +57,18 @@ void tile(const Args& p, const W* panel, int64_t column, int64_t row, int64_t ro
   const bool whole = column + kPanel <= p.outs;
   float* out = whole ? p.out.row(row) + column : edge;
   const int64_t stride = whole ? p.out.stride : kPanel;
-  for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * stride, p.bias + column, kPanel * 4);
   for (int64_t k = 0; k < p.in; k += kChain) {
     const int64_t count = std::min(p.in - k, kChain);
     const float* x = p.x.row(row) + k;
     const W* w = panel + k * kPanel;
     // With few rows the weights come from memory: each call below asks for its share of the next chain's.
     const int64_t step = kFetch ? kPanel * static_cast<int64_t>(sizeof(W)) / ((rows + 3) / 4) : 0;
+    const float* start = k ? out : p.bias + column;
+    const int64_t start_stride = k ? stride : 0;
     const char* ahead = reinterpret_cast<const char*>(w + count * kPanel);
     const auto run = [&](auto kernel, int64_t r) {
-      kernel(x + r * p.x.stride, p.x.stride, w, count, out + r * stride, stride, ahead, step);
+      kernel(x + r * p.x.stride, p.x.stride, w, count, start + r * start_stride, start_stride, out + r * stride,
+             stride, ahead, step);
       ahead += count * step;
     };
     int64_t r = 0;

@@ -7,7 +7,8 @@
 namespace {
 using namespace hc;
 
-constexpr int64_t kAhead = 4;  // items whose states are asked for before their turn
+constexpr int64_t kAhead = 4;        // items whose states are asked for before their turn
+constexpr int64_t kTokensAhead = 6;  // likewise tokens, whose rows lie far apart
 
 struct Args {
   Rows x, dt, z, b, c, out;
@@ -34,6 +35,9 @@ void run(const Args& p, Scratch& w, int64_t channel, int64_t lanes, int64_t begi
   const vf bias = p.dt_bias ? load_upto(p.dt_bias + channel, lanes) : vf{};
   const vf skip = p.d ? load_upto(p.d + channel, lanes) : vf{};
   for (int64_t t = begin; t < end; ++t) {
+    const int64_t later = std::min(t + kTokensAhead, end - 1);
+    for (const Rows* rows : {&p.x, &p.dt, &p.z})
+      if (rows->data) __builtin_prefetch(rows->row(later) + channel);
     const vf x = load_upto(p.x.row(t) + channel, lanes);
     const vf dt = softplus(load_upto(p.dt.row(t) + channel, lanes) + bias), dx = dt * x;
     const float *b = p.b.row(t), *c = p.c.row(t);

@@ -1,4 +1,4 @@
-// Mamba-2 scan: one item is (sequence, head, 16 rows of the head); its state stays in L1 over all tokens.
+// Mamba-2 scan: one item is (sequence, head, 32 rows of the head); its state stays in L1 over all tokens.
 // Lanes run along the state dimension; four tokens at a time share one pass over a row of the state.
 #include <vector>
 
@@ -7,7 +7,7 @@
 namespace {
 using namespace hc;
 
-constexpr int64_t kRows = 16, kTile = 32;  // rows of a head per item, tokens per tile
+constexpr int64_t kRows = 32, kTile = 32;  // rows of a head per item, tokens per tile
 
 struct Args {
   Rows x, dt, b, c, out;
@@ -32,7 +32,7 @@ inline void step(float* s, const float* b, const float* c, int64_t padded, const
   for (int64_t n = 0; n < padded; n += VL) {
     vf h = load(s + n);
     for (int k = 0; k < K; ++k) {
-      h = fma(in[k], load(b + k * padded + n), da[k] * h);
+      h = fma(da[k], h, in[k] * load(b + k * padded + n));
       sum[k] = fma(h, load(c + k * padded + n), sum[k]);
     }
     store(s + n, h);
@@ -43,7 +43,8 @@ inline void step(float* s, const float* b, const float* c, int64_t padded, const
     for (int k = 0; k < K; ++k) y[k] = sum_lanes(sum[k]);
 }
 
-void tile(const Args& p, Scratch& w, int64_t h, int64_t row, int64_t rows, int64_t t0, int64_t n) {
+void tile(const Args& p, Scratch& w, int64_t h, int64_t row, int64_t rows, int64_t t0, int64_t n,
+          int64_t end) {
   const int64_t group = h / (p.heads / p.groups);
   for (int64_t i = 0; i < n; ++i) {
     std::memcpy(&w.b[i * p.padded], p.b.row(t0 + i) + group * p.d_state, p.d_state * 4);
@@ -59,6 +60,14 @@ void tile(const Args& p, Scratch& w, int64_t h, int64_t row, int64_t rows, int64
   const int64_t first = h * p.head_dim + row;
   for (int64_t i = 0; i < n; ++i)
     for (int64_t r = 0; r < rows; ++r) w.x[r][i] = p.x.row(t0 + i)[first + r];
+  // The next tile's rows lie far apart, which the processor does not foresee.
+  for (int64_t t = t0 + n; t < std::min(t0 + n + kTile, end); ++t) {
+    for (int64_t r = 0; r < rows; r += 16) __builtin_prefetch(p.x.row(t) + first + r);
+    for (int64_t i = 0; i < p.d_state; i += 16) {
+      __builtin_prefetch(p.b.row(t) + group * p.d_state + i);
+      __builtin_prefetch(p.c.row(t) + group * p.d_state + i);
+    }
+  }
   for (int64_t r = 0; r < rows; ++r) {
     float* s = &w.state[r * p.padded];
     for (int64_t i = 0; i < n;) {
@@ -90,7 +99,7 @@ void item(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t h, i
   stretches(
       batch, s,
       [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; t += kTile) tile(p, w, h, row, rows, t, std::min(kTile, end - t));
+        for (int64_t t = begin; t < end; t += kTile) tile(p, w, h, row, rows, t, std::min(kTile, end - t), end);
       },
       [&](int64_t slot) {
         for (int64_t r = 0; r < rows; ++r)
@@ -109,7 +118,9 @@ extern "C" void hc_mamba2_scan(const Args* args, const Batch* batch, int64_t thr
     Scratch w(p.padded);  // zero behind d_state, and stays so
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < items; ++i) {
-      const auto at = [&](int64_t n, auto run) { run(n / (p.heads * blocks), n / blocks % p.heads, n % blocks * kRows); };
+      const auto at = [&](int64_t n, auto run) {
+        run(n / (p.heads * blocks), n / blocks % p.heads, n % blocks * kRows);
+      };
       at(std::min(i + 1, items - 1), [&](int64_t s, int64_t h, int64_t row) {
         if (batch->has_state[s])
           foresee(p.state, batch->slots[s], (h * p.head_dim + row) * p.d_state,
