@@ -1,23 +1,40 @@
 """The `hybridcache` command."""
 
 import argparse
+import sys
+import warnings
 from collections.abc import Sequence
+from importlib import import_module
+
+MODULES = {
+    "trace": ("hybridcache.experiments.trace_command", "describe a request trace, or convert it to .npz"),
+}
+"""Commands with a module of their own: `add_arguments(parser)`, and `run(options)` -> what to print."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line `arguments` (default: the process's) and gives the exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(
         prog="hybridcache", description="Prefix cache for hybrid language models."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="print device, versions, kernels in use and their numerics")
     doctor.add_argument("--backend", help="auto (default), cpu or reference")
-    options = parser.parse_args(arguments)
-    # The command that needs torch imports it, the others start without.
-    from hybridcache.kernels.doctor import report
-
+    for name, (module, text) in MODULES.items():
+        command = commands.add_parser(name, help=text, description=text)
+        # A command that needs torch or pyarrow imports it, the others start without.
+        if given[:1] == [name]:
+            import_module(module).add_arguments(command)
+    options = parser.parse_args(given)
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
-        print(report(options.backend))
-    except ValueError as error:
+        if options.command == "doctor":
+            from hybridcache.kernels.doctor import report
+
+            print(report(options.backend))
+        else:
+            print(import_module(MODULES[options.command][0]).run(options))
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     return 0

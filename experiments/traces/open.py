@@ -3,9 +3,12 @@
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict
 
 from hybridcache.experiments.traces.agent import Agent, AgentSettings
+from hybridcache.experiments.traces.azure import AzureTrace
+from hybridcache.experiments.traces.bailian import BLOCK_TOKENS as BAILIAN_BLOCK_TOKENS
+from hybridcache.experiments.traces.bailian import BailianTrace
 from hybridcache.experiments.traces.chat import Chat, ChatSettings
 from hybridcache.experiments.traces.few_shot import FewShot, FewShotSettings
 from hybridcache.experiments.traces.generated import GeneratedTrace
@@ -15,10 +18,12 @@ from hybridcache.experiments.traces.npz import NpzTrace
 from hybridcache.experiments.traces.rag import Rag, RagSettings
 from hybridcache.experiments.traces.request import Trace
 from hybridcache.experiments.traces.scan import Scan, ScanSettings
+from hybridcache.experiments.traces.sharegpt import ShareGptTrace
 from hybridcache.experiments.traces.tree_search import TreeSearch, TreeSearchSettings
 from hybridcache.experiments.traces.workload import Workload, WorkloadSettings
 
-FILE_KINDS = ("npz", "mooncake", "marconi")
+FILE_KINDS = ("npz", "mooncake", "marconi", "bailian", "sharegpt", "azure")
+SHAREGPT_SETTINGS = ("sessions_per_second", "words_per_minute", "seconds_per_answer_token", "tokenizer")
 GENERATORS: Mapping[str, tuple[type[WorkloadSettings], Callable[[Any], Workload]]] = {
     "chat": (ChatSettings, Chat),
     "agent": (AgentSettings, Agent),
@@ -27,6 +32,11 @@ GENERATORS: Mapping[str, tuple[type[WorkloadSettings], Callable[[Any], Workload]
     "tree_search": (TreeSearchSettings, TreeSearch),
     "scan": (ScanSettings, Scan),
 }
+
+
+class _Thinning(TypedDict):
+    every_kth_session: int
+    limit: int | None
 
 
 def open_trace(
@@ -43,15 +53,17 @@ def open_trace(
     """The trace described by one file of conf/trace.
 
     Args:
-        kind: npz, mooncake, marconi (files); chat, agent, few_shot, rag, tree_search, scan (generators).
+        kind: npz, mooncake, marconi, bailian, sharegpt, azure (files); chat, agent, few_shot, rag,
+            tree_search, scan (generators).
         path: the file; generators have none.
-        stitch: mooncake only; None means true.
+        stitch: mooncake and bailian; None means true.
         every_kth_session: keep sessions 0, k, 2k, ... with all their requests.
         min_blocks: mooncake only, blocks: shortest match that makes a continuation, and the blocks that a
             session's requests share; None means 2. Use 1 for the synthetic trace.
         limit: then keep so many requests; None keeps all.
-        seed: generators only.
-        settings: of the generator; `block_tokens` for mooncake.
+        seed: generators, sharegpt and azure.
+        settings: of the generator; `block_tokens` for mooncake and bailian; `workload` for azure, a
+            generator's `kind` and settings; SHAREGPT_SETTINGS for sharegpt.
 
     Raises:
         ValueError: a bad setting, or a bad file: the message names file, row and field.
@@ -74,7 +86,28 @@ def open_trace(
     if kind in GENERATORS:
         _ignored(kind, path=path, stitch=stitch, min_blocks=min_blocks)
         return _generate(kind, seed, every_kth_session, limit, settings)
+    thinning: _Thinning = {"every_kth_session": every_kth_session, "limit": limit}
+    if kind == "azure":
+        _ignored(kind, stitch=stitch, min_blocks=min_blocks)
+        workload = _workload_under(settings.pop("workload", {"kind": "chat"}))
+        _check_known(kind, settings, ["workload"])
+        return AzureTrace(path, workload, seed, **thinning)
+    if kind == "sharegpt":
+        _ignored(kind, stitch=stitch, min_blocks=min_blocks)
+        _check_known(kind, settings, list(SHAREGPT_SETTINGS))
+        given: dict[str, Any] = settings
+        return ShareGptTrace(path, **thinning, seed=seed, **given)
     _ignored(kind, seed=seed)
+    if kind == "bailian":
+        _ignored(kind, min_blocks=min_blocks)
+        block_tokens = settings.pop("block_tokens", BAILIAN_BLOCK_TOKENS)
+        _check_known(kind, settings, ["block_tokens"])
+        return BailianTrace(
+            path,
+            stitch is not False,
+            **thinning,
+            block_tokens=_check_integer("block_tokens", block_tokens, 1),
+        )
     if kind == "mooncake":
         block_tokens = settings.pop("block_tokens", BLOCK_TOKENS)
         _check_known(kind, settings, ["block_tokens"])
@@ -82,20 +115,33 @@ def open_trace(
             path,
             stitch=stitch is not False,
             min_blocks=min_blocks or DEFAULT_MIN_BLOCKS,
-            every_kth_session=every_kth_session,
-            limit=limit,
+            **thinning,
             block_tokens=_check_integer("block_tokens", block_tokens, 1),
         )
     _ignored(kind, stitch=stitch, min_blocks=min_blocks)
     _check_known(kind, settings, [])
     reader = NpzTrace if kind == "npz" else MarconiTrace
-    return reader(path, every_kth_session=every_kth_session, limit=limit)
+    return reader(path, **thinning)
 
 
 def _generate(kind: str, seed: int, every_kth: int, limit: int | None, settings: dict[str, Any]) -> Trace:
+    return GeneratedTrace(kind, _workload(kind, settings), seed, every_kth, limit)
+
+
+def _workload(kind: str, settings: dict[str, Any]) -> Workload:
     settings_type, workload_type = GENERATORS[kind]
     _check_known(kind, settings, [field.name for field in fields(settings_type)])
-    return GeneratedTrace(kind, workload_type(settings_type(**settings)), seed, every_kth, limit)
+    return workload_type(settings_type(**settings))
+
+
+def _workload_under(given: object) -> Workload:
+    """The generator whose contents lie under arrivals and lengths."""
+    settings = dict(given) if isinstance(given, Mapping) else {}
+    kind = settings.pop("kind", None)
+    known = [name for name in GENERATORS if name != "tree_search"]  # its inputs end with what others share
+    if kind not in known:
+        raise ValueError(f"trace.workload.kind = {kind!r}; choose one of {', '.join(known)}")
+    return _workload(kind, settings)
 
 
 def _check_integer(name: str, value: object, low: int) -> int:

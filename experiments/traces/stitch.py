@@ -7,6 +7,8 @@ of that prompt and the answer has to be inferred:
 - B continues A when B's longest match, of `min_blocks` or more, ends at A's last full block and B is long
   enough for A's input and output; the latest such A counts. Then B = A.input + A.output + own tokens.
 - Otherwise B copies the tokens of the request that first had the matched blocks, up to the match's end.
+
+Where the trace states which request B continues, nobody else is considered, and `min_blocks` does not count.
 """
 
 from collections.abc import Sequence
@@ -35,13 +37,19 @@ class Stitcher:
         self._inputs: list[int] = []  # tokens, by request
         self._outputs: list[int] = []  # tokens, by request
 
-    def add(self, hash_ids: Sequence[int], num_input: int, num_output: int) -> Origin:
-        """The origin of the next request; `hash_ids` has one a block, the lengths are in tokens."""
+    def add(
+        self, hash_ids: Sequence[int], num_input: int, num_output: int, parent: int | None = None
+    ) -> Origin:
+        """The origin of the next request; `hash_ids` has one a block, the lengths are in tokens.
+
+        `parent` is the request that it continues, as the trace states it (-1: none); None: nothing is stated.
+        """
         request = len(self._inputs)
         self._inputs.append(num_input)
         self._outputs.append(num_output)
         num_full = num_input // self._block_tokens
         prefix = matched = last_full = 0
+        path = [0]  # prefixes of the match, by blocks
         matching = True
         num_matched = 0
         for block, hash_id in enumerate(hash_ids):
@@ -53,10 +61,14 @@ class Stitcher:
                 self._owner.append(request)
             elif matching:
                 matched, num_matched = known, block + 1
+                path.append(known)
             prefix = known
             if block + 1 == num_full:
                 last_full = prefix
-        origin = self._origin(matched, num_matched, num_input)
+        if parent is None:
+            origin = self._origin(matched, num_matched, num_input)
+        else:
+            origin = self._stated_origin(parent, path, num_input)
         if num_full:
             self._ending.setdefault(last_full, []).append(request)
         return origin
@@ -67,6 +79,22 @@ class Stitcher:
                 total = self._inputs[earlier] + self._outputs[earlier]
                 if total <= num_input:
                     return Origin(earlier, total, True)
+        return self._copy(matched, num_matched, num_input)
+
+    def _stated_origin(self, parent: int, path: Sequence[int], num_input: int) -> Origin:
+        """`path` are the prefixes of the longest match, from the empty one on."""
+        copy = self._copy(path[-1], len(path) - 1, num_input)
+        if parent < 0:
+            return copy
+        num_full = self._inputs[parent] // self._block_tokens
+        total = self._inputs[parent] + self._outputs[parent]
+        repeats = num_full < len(path) and (not num_full or parent in self._ending.get(path[num_full], ()))
+        # A sibling that went on from the same answer may share more than the parent holds.
+        if repeats and copy.num_copied <= total <= num_input:
+            return Origin(parent, total, True)
+        return copy
+
+    def _copy(self, matched: int, num_matched: int, num_input: int) -> Origin:
         if not num_matched:
             return Origin(-1, 0, False)
         owner = self._owner[matched]
