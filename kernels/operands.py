@@ -90,7 +90,7 @@ class Operands:
         if x.dtype is not torch.float32 or x.shape != shape or not x.is_cpu:
             self._check(x, name, shape)
             x = x.float()
-        if not (x.is_contiguous() or _inner_contiguous(x)):
+        if not (x.is_contiguous() or inner_contiguous(x)):
             x = x.contiguous()
         self._kept.append(x)
         return x.data_ptr(), x.stride(0)
@@ -112,7 +112,7 @@ class Operands:
     def pool(self, x: Tensor, name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """x [any, *shape], which is read and written in place."""
         self._check(x, name, (len(x), *shape) if x.dim() else shape)
-        if not x.is_contiguous() and not _inner_contiguous(x):
+        if not x.is_contiguous() and not inner_contiguous(x):
             raise ValueError(
                 f"{self._op}: {name} has strides {x.stride()}; its entries must be contiguous, "
                 "only the first dimension may be strided"
@@ -128,7 +128,8 @@ class Operands:
             raise ValueError(f"{self._op}: {name} is on {x.device}; this backend needs it on the CPU")
 
 
-def _inner_contiguous(x: Tensor) -> bool:
+def inner_contiguous(x: Tensor) -> bool:
+    """Whether the entries x[i] are contiguous, whatever their distance."""
     if x.numel() == 0:
         return True
     expected = 1

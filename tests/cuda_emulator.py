@@ -1,0 +1,42 @@
+"""The CUDA kernels compiled by g++ over tests/cuda_emulation: the same sources, C interface and Python."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hybridcache.kernels.build import find_compiler
+from hybridcache.kernels.cuda.build import Kernels, Variant
+
+HEADER = Path(__file__).resolve().parent / "cuda_emulation" / "emulation.h"
+FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fPIC",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+)
+
+
+class EmulatedKernels(Kernels):
+    """Takes tensors on the CPU. `seed` chooses the order of blocks and threads from the next launch on."""
+
+    device_type = "cpu"
+
+    def __init__(self, flags: Sequence[str] = (), seed: int = 0) -> None:
+        compiler = find_compiler()
+        assert compiler is not None, "the emulation needs g++"
+        command = (compiler, *FLAGS, *flags, "-include", str(HEADER), "-x", "c++")
+        super().__init__(command, HEADER.read_text(encoding="utf-8"))
+        self.seed = seed
+
+    def run(self, variant: Variant, *arguments: object) -> None:
+        self.load(variant).hc_emulation_seed(self.seed)
+        self.seed += 1
+        super().run(variant, *arguments)  # type: ignore[arg-type]
+
+    def stream(self) -> None:
+        return None

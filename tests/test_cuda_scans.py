@@ -1,0 +1,124 @@
+"""The CUDA kernels, run on the CPU by the emulation, against their plain torch twins in float64."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+
+from hybridcache.kernels.build import find_compiler
+from hybridcache.kernels.cuda.ops import CudaOps
+from hybridcache.kernels.packed import PackedBatch
+from hybridcache.kernels.reference import ReferenceOps
+from tests.cuda_emulator import EmulatedKernels
+from tests.kernel_cases import Case, Piece, full_cases, mamba1, quick_cases
+from tests.test_kernels_exact import same
+from tests.test_kernels_twins import PIECES, assert_close, check
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="the emulation needs g++")
+
+TOKENS = 70
+EDGES = (1, 31, 32, 33, 63, 64, 65, TOKENS)
+"""Where states are taken: at the first token, at the edges of tiles and beside them, at the end."""
+OPERATIONS = ("mamba1",)
+
+
+def of_scans(build: Callable[[int], list[Case]]) -> list[int]:
+    """Cases of the operations that CUDA has, by index."""
+    return [i for i, case in enumerate(build(1)) if case.name.startswith(OPERATIONS)]
+
+
+@pytest.fixture(scope="module")
+def cuda() -> CudaOps:
+    return CudaOps(EmulatedKernels())
+
+
+@pytest.mark.parametrize("index", of_scans(quick_cases))
+def test_against_the_twin(cuda: CudaOps, index: int) -> None:
+    check(cuda, quick_cases(TOKENS)[index])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("index", of_scans(full_cases))
+def test_against_the_twin_at_awkward_sizes(cuda: CudaOps, index: int) -> None:
+    check(cuda, full_cases(TOKENS)[index])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)])
+@pytest.mark.parametrize("index", of_scans(quick_cases)[::2])
+def test_half_precision(cuda: CudaOps, index: int, dtype: torch.dtype) -> None:
+    case = quick_cases(TOKENS)[index]
+    states = [state.to(dtype) for state in case.storage(9)]
+    twins = [state.clone() for state in states]
+    out = case.run(cuda, states, PIECES[:1], lambda x: x.to(dtype))
+    expected = case.run(ReferenceOps(), twins, PIECES[:1], lambda x: x.to(dtype))
+    assert out.dtype == dtype
+    for actual, twin in zip([out, *states], [expected, *twins], strict=True):
+        assert_close(actual, twin, torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("index", of_scans(quick_cases))
+def test_cuts_states_and_company_change_no_bit(cuda: CudaOps, index: int) -> None:
+    """Cold against resumed at every edge, where the cold pass stores states too; and token by token."""
+    case = quick_cases(TOKENS)[index]
+    states = case.storage(len(EDGES) + 1)
+    emits = tuple((count, slot + 1) for slot, count in enumerate(EDGES))
+    whole = case.run(cuda, states, (Piece(0, TOKENS, 0, emits),))
+    plain = case.storage(1)
+    assert same(case.run(cuda, plain, (Piece(0, TOKENS, 0),)), whole)
+    for slot, count in enumerate(EDGES):
+        alone = case.storage(1)
+        assert same(case.run(cuda, alone, (Piece(0, count, 0),)), whole[:count])
+        assert all(same(a[0], s[slot + 1]) for a, s in zip(alone, states, strict=True)), count
+        if count < TOKENS:
+            assert same(case.run(cuda, alone, (Piece(count, TOKENS, 0),)), whole[count:])
+            assert all(same(a[0], s[0]) for a, s in zip(alone, states, strict=True)), count
+    pieces = [Piece(start, stop, slot + 1) for slot, (start, stop) in enumerate(pairwise(EDGES))]
+    together = case.run(cuda, states, pieces)  # each from the state that the cold pass left
+    assert same(together, whole[1:])
+    alone = case.storage(1)
+    singles = [case.run(cuda, alone, (Piece(t, t + 1, 0),)) for t in range(TOKENS)]
+    assert same(torch.cat(singles), whole)
+    assert all(same(a[0], s[-1]) for a, s in zip(alone, states, strict=True))
+
+
+def test_a_pass_of_nothing_and_a_sequence_without_tokens(cuda: CudaOps) -> None:
+    for index in of_scans(quick_cases):
+        case = quick_cases(4)[index]
+        states = case.storage(2)
+        empty = [x[:0] for x in case.inputs]
+        assert case.apply(cuda, empty, case.fixed, states, case.batch(())).shape[0] == 0
+        assert all(state.isnan().all() for state in states)
+        case.run(cuda, states, (Piece(0, 0, 1),))
+        assert all(state[0].isnan().all() and not state[1].any() for state in states)
+
+
+def test_operands_of_mixed_types_are_not_rounded(cuda: CudaOps) -> None:
+    case = mamba1(5, 8, 5, plain=True)
+    x, dt, _, b, c = case.inputs
+    state, twin = case.storage(1)[0], case.storage(1)[0].double()
+    batch = case.batch((Piece(0, 5, 0),))
+    out = cuda.mamba1_scan(x.bfloat16(), dt, case.fixed[0], b, c, None, None, None, state, batch)
+    assert out.dtype == torch.bfloat16
+    wide, a = [t.double() for t in (x.bfloat16(), dt, b, c)], case.fixed[0].double()
+    ReferenceOps().mamba1_scan(wide[0], wide[1], a, wide[2], wide[3], None, None, None, twin, batch)
+    assert_close(state, twin)
+
+
+def test_what_does_not_fit_is_named(cuda: CudaOps) -> None:
+    case = mamba1(5, 8, 5)
+    x, dt, z, b, c = case.inputs
+    a, d, bias = case.fixed
+    state, batch = case.storage(2)[0], case.batch((Piece(0, 5, 0),))
+    with pytest.raises(ValueError, match=r"dt has shape \(4, 8\); expected \(5, 8\)"):
+        cuda.mamba1_scan(x, dt[1:], a, b, c, d, z, bias, state, batch)
+    with pytest.raises(ValueError, match=r"d_state is 257; the kernels take 1 to 256"):
+        cuda.mamba1_scan(x, dt, torch.zeros(8, 257), b, c, d, z, bias, state, batch)
+    with pytest.raises(ValueError, match="slot 4 of a pool of 2"):
+        cuda.mamba1_scan(x, dt, a, b, c, d, z, bias, state, PackedBatch.build([5], slots=[4]))
+    with pytest.raises(ValueError, match="an operand is torch"):
+        cuda.mamba1_scan(x.long(), dt, a, b, c, d, z, bias, state, batch)
+    with pytest.raises(ValueError, match="entries must be contiguous"):
+        cuda.mamba1_scan(x, dt, a, b, c, d, z, bias, torch.zeros(2, 5, 8).transpose(1, 2), batch)
+    with pytest.raises(ValueError, match="x is on meta"):
+        cuda.mamba1_scan(x.to("meta"), dt, a, b, c, d, z, bias, state, batch)
