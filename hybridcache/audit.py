@@ -7,9 +7,11 @@ from numpy.typing import NDArray
 
 from hybridcache.cached_tree import CachedTree
 from hybridcache.lease import Lease
-from hybridcache.node import TOKEN_BYTES, Node, Root
+from hybridcache.node import Node, Root
 from hybridcache.node_table import INNER, LEAF, NOT_EVICTABLE
 from hybridcache.pool import IdPool
+from hybridcache.prefix_hash import extended
+from hybridcache.tokens import TOKEN_BYTES
 from hybridcache.tree import subtree
 
 
@@ -68,8 +70,9 @@ def _audit_node(store: CachedTree, node: Node, pins: int, slot_pins: int, attach
     assert table.expires_at[row] == node.expires_at, node
     assert table.slot_expires_at[row] == node.slot_expires_at, node
     assert min(node.expires_at, node.slot_expires_at) >= store.next_expiry or not attached, node
-    if node.digest is not None:
-        assert node.digest == store.tree.hash.extend(store.tree.digest(parent), node.edge, node.start), node
+    if node.hash is not None:
+        afresh = extended(store.tree.prefix_hash(parent), node.edge)
+        assert node.hash.intdigest() == afresh.intdigest(), node
     if attached:
         assert table.state[row] == _state(node), (node, table.state[row])
         mergeable = len(node.children) == 1 and node.slot is None and not node.pins

@@ -4,13 +4,14 @@ import numpy as np
 
 from hybridcache.evictor import Evictor
 from hybridcache.ghost import Ghost
-from hybridcache.node import FOREVER, TOKEN_BYTES, Node, Root
+from hybridcache.node import FOREVER, Node, Root
 from hybridcache.node_table import INNER, LEAF, NOT_EVICTABLE, NodeTable
 from hybridcache.policies.columns import FINAL, PROMPT_END
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import BlockPool, Ids, MemoryBudget, SlotPool
 from hybridcache.spec import ModelSpec
 from hybridcache.stats import CacheStats
+from hybridcache.tokens import TOKEN_BYTES
 from hybridcache.tree import RadixTree, common_prefix
 
 

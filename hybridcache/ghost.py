@@ -1,18 +1,18 @@
 """The ghost: a bounded memory of positions that had a checkpoint, or were a path's end, and went."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridcache.pool import grown
-from hybridcache.prefix_hash import Digest
+from hybridcache.prefix_hash import Digest, PrefixHash, extended
+from hybridcache.tail_filter import TAIL_TOKENS, Tail, TailFilter
+from hybridcache.tokens import TOKEN_BYTES
 
 LEAST_ENTRIES = 4096
 ENTRIES_PER_NODE = 8
-CELLS_PER_ENTRY = 64
-MOST_COUNTED = 255
 
 
 class Gone(IntEnum):
@@ -44,6 +44,7 @@ class Remembered(NamedTuple):
 
 
 NOTHING = Remembered(None, None)
+NO_ENTRY = (GhostEntry(-1, 0, Gone.EVICTED, False), 0)
 
 
 class Ghost:
@@ -52,80 +53,89 @@ class Ghost:
     At most ``ENTRIES_PER_NODE`` entries for a live node and never fewer than ``LEAST_ENTRIES``
     are kept. A hash collision can only mislabel a miss.
 
-    A prompt asks for every position beyond its hit at once, nearly always in vain. The depths that have
-    entries, and a counting Bloom filter with two cells an entry (Fan et al., "Summary Cache", SIGCOMM
-    1998), answer that in bulk, at a cost that follows the prompt and not the number of entries.
+    A prompt asks for every position beyond its hit at once, nearly always in vain. So it is hashed only where
+    there are entries of that depth that end in the same two tokens; numpy finds these positions in bulk, at a
+    cost that follows the prompt and not the number of entries.
     """
 
-    __slots__ = ("_entries", "_cells", "_shift", "_at_depth")
+    __slots__ = ("_entries", "_at_depth", "_known", "_tails")
 
     def __init__(self) -> None:
-        self._entries: dict[Digest, GhostEntry] = {}
+        self._entries: dict[Digest, tuple[GhostEntry, Tail]] = {}
         """In the order of their making: the first is the oldest."""
         self._at_depth = np.zeros(4096, dtype=np.int32)
         """Entries of each depth."""
-        self._size_filter(LEAST_ENTRIES)
+        self._known = np.zeros(4096, dtype=np.bool_)
+        """Whether a depth has any."""
+        self._tails = TailFilter(LEAST_ENTRIES)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def remember(self, digest: Digest, entry: GhostEntry, live_nodes: int) -> None:
-        """Add a position, or renew it; forget the oldest beyond the bound for ``live_nodes``."""
+    def remember(self, digest: Digest, tail: Tail, entry: GhostEntry, live_nodes: int) -> None:
+        """Add a position, or renew it; forget the oldest beyond the bound for ``live_nodes``.
+
+        ``tail`` is made of the two tokens before it. A position before the second token is not kept.
+        """
+        depth = entry.depth
+        if depth < TAIL_TOKENS:
+            return
         self.forget(digest)
         bound = max(LEAST_ENTRIES, ENTRIES_PER_NODE * live_nodes)
         while len(self._entries) >= bound:
             self.forget(next(iter(self._entries)))
-        self._entries[digest] = entry
-        if entry.depth >= len(self._at_depth):
-            self._at_depth = grown(self._at_depth, entry.depth + 1)
-        self._at_depth[entry.depth] += 1
-        if len(self._entries) * CELLS_PER_ENTRY > len(self._cells):
-            self._size_filter(2 * len(self._entries))
+        self._entries[digest] = entry, tail
+        if depth >= len(self._known):
+            self._at_depth = grown(self._at_depth, depth + 1)
+            self._known = grown(self._known, depth + 1)
+        self._at_depth[depth] += 1
+        self._known[depth] = True
+        if len(self._entries) > self._tails.num_entries:
+            self._tails = TailFilter(2 * len(self._entries), (tail for _, tail in self._entries.values()))
         else:
-            self._count(digest, 1)
+            self._tails.add(tail)
 
     def forget(self, digest: Digest) -> None:
         """Remove the entry of ``digest``, when there is one."""
-        entry = self._entries.pop(digest, None)
-        if entry is not None:
-            self._at_depth[entry.depth] -= 1
-            self._count(digest, -1)
+        known = self._entries.pop(digest, None)
+        if known is not None:
+            entry, tail = known
+            left = int(self._at_depth[entry.depth]) - 1
+            self._at_depth[entry.depth] = left
+            self._known[entry.depth] = left > 0
+            self._tails.remove(tail)
 
-    def look_up(self, digests: NDArray[np.uint64], base: int, matched: int) -> Remembered:
-        """The deepest remembered positions of a prompt beyond ``base``, its hit. Modifies nothing.
+    def may_know(self, prompt: bytes, base: int) -> list[int]:
+        """Positions beyond ``base`` (tokens) that are worth a ``look_up``, ascending. Modifies nothing.
 
-        ``digests`` [2, n + 1] holds the hashes of the prompt's prefixes of base, base + 1, ...
-        base + n tokens.
+        ``prompt`` holds the token ids as native uint32.
         """
-        cells = self._cells
-        found = self._at_depth[base : base + digests.shape[1]].nonzero()[0]
-        found = found[cells.take((digests[0, found] >> self._shift).view(np.int64)).nonzero()[0]]
-        found = found[cells.take((digests[1, found] >> self._shift).view(np.int64)).nonzero()[0]]
+        first = max(base + 1, TAIL_TOKENS)
+        positions = self._known[first : len(prompt) // TOKEN_BYTES + 1].nonzero()[0]
+        if not len(positions):
+            return []
+        positions += first
+        return self._tails.may_hold(prompt, positions).tolist()
+
+    def look_up(
+        self, positions: Sequence[int], prefix: PrefixHash, prompt: bytes, base: int, matched: int
+    ) -> Remembered:
+        """The deepest remembered ones of ``positions``, which are those of ``may_know``. Modifies nothing.
+
+        ``prefix`` is the hash of the prompt's first ``base`` tokens, its hit.
+        """
         checkpoint = beyond = None
-        # A checkpoint at the prompt's very end would be of no use to it.
-        last = digests.shape[1] - 1
-        for i in found[::-1].tolist():
-            entry = self._entries.get((int(digests[0, i]), int(digests[1, i])))
-            if entry is None or entry.depth != base + i or i == 0:
+        for position in reversed(positions):
+            if beyond is not None and position > matched:
                 continue
-            if entry.depth > matched:
-                beyond = beyond or entry
-            elif entry.checkpoint and i < last:
+            digest = extended(prefix, prompt[base * TOKEN_BYTES : position * TOKEN_BYTES]).intdigest()
+            entry, _ = self._entries.get(digest, NO_ENTRY)
+            if entry.depth != position:
+                continue
+            if position > matched:
+                beyond = entry
+            elif entry.checkpoint and position * TOKEN_BYTES < len(prompt):
+                # A checkpoint at the prompt's very end would be of no use to it.
                 checkpoint = entry
                 break
         return Remembered(checkpoint, beyond)
-
-    def _count(self, digest: Digest, step: int) -> None:
-        for half in digest:
-            cell = half >> int(self._shift)
-            # A full cell is never lowered: it may only cost a look into the dictionary.
-            count = int(self._cells[cell])
-            if count < MOST_COUNTED:
-                self._cells[cell] = count + step
-
-    def _size_filter(self, num_entries: int) -> None:
-        bits = (num_entries * CELLS_PER_ENTRY - 1).bit_length()
-        self._cells = np.zeros(1 << bits, dtype=np.uint8)
-        self._shift = np.uint64(64 - bits)
-        for digest in self._entries:
-            self._count(digest, 1)

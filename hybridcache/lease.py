@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridcache.node import FOREVER, NO_IDS, TOKEN_BYTES, Node, Root
+from hybridcache.node import FOREVER, NO_IDS, Node, Root
 from hybridcache.pool import Ids
-from hybridcache.prefix_hash import Digest
+from hybridcache.tokens import TOKEN_BYTES
 
 
 class StateCopy(NamedTuple):
@@ -59,7 +59,7 @@ class Lease:
     """
 
     __slots__ = (
-        "id", "root", "prompt", "generated", "num_prompt", "hit", "matched", "lost", "digest", "ttl_seconds",
+        "id", "root", "prompt", "generated", "num_prompt", "hit", "matched", "lost", "ttl_seconds",
         "slot", "node", "source", "blocks", "num_computed", "planned", "kinds", "staged", "emits", "awaited",
         "interval_nodes", "state_copy", "block_copy", "kv_start", "ended",
     )  # fmt: skip
@@ -78,8 +78,6 @@ class Lease:
         """Tokens of the prompt that lay on a known path."""
         self.lost: Mapping[str, int] = {}
         """Tokens by loss reason; with ``hit`` they add up to the prompt."""
-        self.digest: Digest | None = None
-        """Hash of the prompt, once it has been asked for."""
         self.ttl_seconds = FOREVER
         self.slot: int | None = None
         """The running slot; None for a model without recurrent layers."""

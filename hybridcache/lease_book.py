@@ -113,8 +113,6 @@ class LeaseBook:
         store = self.store
         edge = lease.edge(node.stop, upto)
         lease.node, lease.blocks = store.insert(node, edge, lease.blocks, now, now + lease.ttl_seconds)
-        if lease.node.stop == lease.num_prompt and lease.node.digest is None:
-            lease.node.digest = lease.digest
         if lease.node is node:
             return
         lease.node.pins += 1

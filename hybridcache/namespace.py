@@ -22,7 +22,6 @@ class Namespace(NamedTuple):
             sha.update(raw)
         return sha.digest()
 
-    def digest(self, epoch: int) -> tuple[int, int]:
-        """Two 64-bit numbers that prefix hashes of this namespace start from in ``epoch``."""
-        raw = hashlib.sha256(self.key() + epoch.to_bytes(8, "little")).digest()
-        return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:16], "little")
+    def seed(self, epoch: int) -> bytes:
+        """What prefix hashes of this namespace start from in ``epoch``."""
+        return hashlib.sha256(self.key() + epoch.to_bytes(8, "little")).digest()

@@ -7,13 +7,11 @@ import numpy as np
 
 from hybridcache.namespace import Namespace
 from hybridcache.pool import Ids
-from hybridcache.prefix_hash import Digest
+from hybridcache.prefix_hash import PrefixHash
+from hybridcache.tokens import TOKEN_BYTES
 
 FOREVER = float("inf")
 """The expiry of what does not expire, seconds."""
-
-TOKEN_BYTES = 4
-"""Bytes of one token id in an edge."""
 
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
@@ -43,7 +41,7 @@ class Node:
         "slot_pins",
         "expires_at",
         "slot_expires_at",
-        "digest",
+        "hash",
         "row",
         "version",
     )
@@ -68,8 +66,8 @@ class Node:
         """When the KV expires, seconds; never before a child's."""
         self.slot_expires_at = FOREVER
         """When the checkpoint expires, seconds."""
-        self.digest: Digest | None = None
-        """128-bit hash of the tokens [0, stop) in this namespace, once it has been asked for."""
+        self.hash: PrefixHash | None = None
+        """Hash of the tokens [0, stop) in this namespace, once it has been asked for."""
         self.row = -1
         """Row of the node's facts in the NodeTable; -1 once it has left the tree."""
         self.version = 0
@@ -91,11 +89,11 @@ class Root(Node):
 
     __slots__ = ("namespace", "leases", "attached")
 
-    def __init__(self, namespace: Namespace, digest: Digest) -> None:
+    def __init__(self, namespace: Namespace, seed: bytes) -> None:
         super().__init__(None, 0, b"", NO_IDS)
         self.namespace = namespace
-        self.digest = digest
-        """Hash of the namespace and its epoch; every digest below starts from it."""
+        self.hash = PrefixHash(seed)
+        """Of the namespace and its epoch; every hash below starts from it."""
         self.leases = 0
         """Leases that started here and have not ended."""
         self.attached = True

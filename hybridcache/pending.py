@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterable
 
 from hybridcache.lease import Lease, Wait
-from hybridcache.node import TOKEN_BYTES, Root
+from hybridcache.node import Root
+from hybridcache.tokens import TOKEN_BYTES
 from hybridcache.tree import common_prefix
 
 

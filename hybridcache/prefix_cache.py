@@ -12,17 +12,16 @@ from hybridcache.lease import Lease, StateCopy, StateEmit, Wait
 from hybridcache.lease_book import LeaseBook
 from hybridcache.loss import Lookup, lost_tokens
 from hybridcache.namespace import Namespace
-from hybridcache.node import FOREVER, TOKEN_BYTES, Match
+from hybridcache.node import FOREVER, Match
 from hybridcache.pending import longest_pending
 from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
 from hybridcache.policies.columns import FINAL
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import Ids, MemoryBudget
-from hybridcache.prefix_hash import Digest
 from hybridcache.reclaimer import held_by
 from hybridcache.spec import ModelSpec
 from hybridcache.stats import CacheStats, PoolUsage, Usage
-from hybridcache.tokens import TokenIds, as_token_ids
+from hybridcache.tokens import TOKEN_BYTES, TokenIds, as_token_ids
 
 
 class RequestTooLarge(ValueError):
@@ -200,7 +199,7 @@ class PrefixCache:
         if match.matched and not self._book.fits_shared(match, num_prompt + max_tokens - 1):
             match = Match(root, None, 0, root, 0)
         path_goes_on = match.partial is not None or bool(match.node.children)
-        lost, digest = self._losses(match, raw, path_goes_on, boundaries)
+        lost = self._losses(match, raw, path_goes_on, boundaries)
         lease = self._book.open(root, raw, match, reserve, now)
         if lease is None:
             return None
@@ -210,7 +209,7 @@ class PrefixCache:
                 num_prompt, lease.hit, lease.matched, path_goes_on, turn_end, store.blocks.block_size
             )
             make_plan(lease, facts, self.admission)
-        lease.lost, lease.digest = lost, digest
+        lease.lost = lost
         if first:
             self._count(lease)
         self._book.touch(lease, now)
@@ -327,24 +326,16 @@ class PrefixCache:
 
     def _losses(
         self, match: Match, prompt: bytes, path_goes_on: bool, boundaries: Sequence[int]
-    ) -> tuple[dict[str, int], Digest | None]:
-        """Tokens of ``prompt`` that are lost, by reason; the prompt's digest, if that took it.
-
-        Modifies nothing but the digests that nodes remember.
-        """
-        store, num_prompt = self.store, len(prompt) // TOKEN_BYTES
-        remembered, digest = NOTHING, None
-        if len(store.ghost) and match.hit < num_prompt - 1:
-            base = match.resume.stop
-            digests = store.tree.hash.running(
-                store.tree.digest(match.resume), prompt[base * TOKEN_BYTES :], base
-            )
-            remembered = store.ghost.look_up(digests, base, match.matched)
-            digest = int(digests[0, -1]), int(digests[1, -1])
-        lookup = Lookup(
-            num_prompt, match.hit, match.matched, path_goes_on, boundaries, store.blocks.block_size
-        )
-        return lost_tokens(lookup, remembered), digest
+    ) -> dict[str, int]:
+        """Tokens of ``prompt`` that are lost, by reason. Modifies nothing but the hashes nodes remember."""
+        store, num_prompt, base = self.store, len(prompt) // TOKEN_BYTES, match.resume.stop
+        remembered = NOTHING
+        if match.hit < num_prompt - 1 and (positions := store.ghost.may_know(prompt, base)):
+            prefix = store.tree.prefix_hash(match.resume)
+            remembered = store.ghost.look_up(positions, prefix, prompt, base, match.matched)
+        block_size = store.blocks.block_size
+        lookup = Lookup(num_prompt, match.hit, match.matched, path_goes_on, boundaries, block_size)
+        return lost_tokens(lookup, remembered)
 
     def _count(self, lease: Lease) -> None:
         stats = self.store.stats

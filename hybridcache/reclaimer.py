@@ -157,7 +157,9 @@ class Reclaimer:
     def _remember(self, node: Node, reason: Gone) -> None:
         store = self.store
         entry = GhostEntry(node.stop, int(store.table.hits[node.row]), reason, node.slot is not None)
-        store.ghost.remember(store.tree.digest(node), entry, store.table.num_nodes)
+        tree = store.tree
+        digest = tree.prefix_hash(node).intdigest()
+        store.ghost.remember(digest, tree.tail(node), entry, store.table.num_nodes)
 
     def _rows_before(self, expiry: NDArray[np.float64], now: float) -> list[Node]:
         """Nodes whose ``expiry`` (a column of the table) has come, the deepest first."""

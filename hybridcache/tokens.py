@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 _ID_LIMIT = 2**32  # token ids are below this
 
+TOKEN_BYTES = 4
+"""Bytes of one token id as native uint32."""
+
 TokenIds = NDArray[np.uint32]  # [n], uint32
 
 

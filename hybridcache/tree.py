@@ -1,13 +1,18 @@
 """The radix tree over token ids: one root a namespace, no recursion, nothing about bytes or policies."""
 
 from collections.abc import Iterator
+from sys import byteorder
 
 import numpy as np
 
 from hybridcache.namespace import Namespace
-from hybridcache.node import NO_IDS, TOKEN_BYTES, Match, Node, Root
+from hybridcache.node import NO_IDS, Match, Node, Root
 from hybridcache.pool import Ids
-from hybridcache.prefix_hash import PrefixHash
+from hybridcache.prefix_hash import PrefixHash, extended
+from hybridcache.tail_filter import TAIL_TOKENS, Tail
+from hybridcache.tokens import TOKEN_BYTES
+
+TAIL_BYTES = TAIL_TOKENS * TOKEN_BYTES
 
 
 class RadixTree:
@@ -17,21 +22,20 @@ class RadixTree:
     Methods that free or share ids say which, and leave reference counts to the caller.
     """
 
-    __slots__ = ("block_size", "recurrent", "roots", "hash", "_epochs")
+    __slots__ = ("block_size", "recurrent", "roots", "_epochs")
 
     def __init__(self, block_size: int, recurrent: bool) -> None:
         self.block_size = block_size
         self.recurrent = recurrent
         """Whether a prefix is reusable only where a checkpoint was kept."""
         self.roots: dict[Namespace, Root] = {}
-        self.hash = PrefixHash()
         self._epochs = 0
 
     def root(self, namespace: Namespace) -> Root:
         """The root of ``namespace`` in its present epoch; made when it is new."""
         root = self.roots.get(namespace)
         if root is None:
-            root = Root(namespace, namespace.digest(self._epochs))
+            root = Root(namespace, namespace.seed(self._epochs))
             self.roots[namespace] = root
         return root
 
@@ -152,8 +156,8 @@ class RadixTree:
         straddles = bool(self.block_size) and leaf.stop % self.block_size != 0
         dropped = leaf.blocks[-1:] if straddles else NO_IDS
         leaf.blocks = np.concatenate((leaf.blocks[:-1] if straddles else leaf.blocks, blocks))
-        if leaf.digest is not None:
-            leaf.digest = self.hash.extend(leaf.digest, edge, leaf.stop)
+        if leaf.hash is not None:
+            leaf.hash.update(edge)
         leaf.edge += edge
         leaf.stop += len(edge) // TOKEN_BYTES
         return dropped
@@ -164,19 +168,26 @@ class RadixTree:
         del leaf.parent.children[leaf.first_token]
         return leaf.blocks
 
-    def digest(self, node: Node) -> tuple[int, int]:
-        """128-bit hash of the tokens [0, node.stop) of this namespace and epoch."""
+    def prefix_hash(self, node: Node) -> PrefixHash:
+        """The hash of the tokens [0, node.stop) in this namespace and epoch; nodes keep it once asked for."""
         missing = []
         above = node
-        while above.digest is None:
+        while above.hash is None:
             missing.append(above)
             assert above.parent is not None
             above = above.parent
-        digest = above.digest
+        prefix = above.hash
         for below in reversed(missing):
-            digest = self.hash.extend(digest, below.edge, below.start)
-            below.digest = digest
-        return digest
+            prefix = below.hash = extended(prefix, below.edge)
+        return prefix
+
+    def tail(self, node: Node) -> Tail:
+        """The last two tokens before ``node.stop``; 0 when there are not so many. Modifies nothing."""
+        raw, above = node.edge[-TAIL_BYTES:], node.parent
+        while len(raw) < TAIL_BYTES and above is not None:
+            raw = (above.edge + raw)[-TAIL_BYTES:]
+            above = above.parent
+        return int.from_bytes(raw, byteorder) if len(raw) == TAIL_BYTES else 0
 
 
 def subtree(top: Node) -> Iterator[Node]:
