@@ -92,11 +92,11 @@ class Evictor:
             self._failed()
             scores = np.where(candidates, table.accessed[: table.size], np.inf)
         first_out = table.first_out[: table.size]
-        if first_out.any():
+        if np.logical_or.reduce(first_out):
             scores[first_out & candidates] = -np.inf
         count = math.ceil(SHARE_PER_SCORING * num_candidates)
         if count == 1:
-            rows = (scores == scores.min()).nonzero()[0]
+            rows = (scores == np.minimum.reduce(scores)).nonzero()[0]
         else:
             rows = np.argpartition(scores, count - 1)[:count]
         if len(rows) > 1:
@@ -131,7 +131,7 @@ def _valid_scores(
     if scores.shape != columns.accessed.shape:
         raise ValueError(f"scores have shape {scores.shape}, the columns {columns.accessed.shape}")
     # The sum of numbers of which one is NaN or infinite is so too.
-    if not math.isfinite(scores.sum()):
+    if not math.isfinite(np.add.reduce(scores)):
         raise ValueError("a score is NaN or infinite")
     if not policy.relative:
         return np.where(candidates, scores, np.inf)

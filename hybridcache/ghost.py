@@ -115,7 +115,8 @@ class Ghost:
         if not len(positions):
             return []
         positions += first
-        return self._tails.may_hold(prompt, positions).tolist()
+        likely: list[int] = self._tails.may_hold(prompt, positions).tolist()
+        return likely
 
     def look_up(
         self, positions: Sequence[int], prefix: PrefixHash, prompt: bytes, base: int, matched: int

@@ -113,8 +113,8 @@ class NodeTable:
     def facts(self, row: int) -> Facts:
         """The facts of one row as plain numbers."""
         return Facts(
-            float(self.accessed[row]), int(self.hits[row]), int(self.children[row]), int(self.kind[row]),
-            float(self.flops_saved[row]), float(self.bytes_freed[row]), float(self.clock[row]),
+            self.accessed.item(row), self.hits.item(row), self.children.item(row), self.kind.item(row),
+            self.flops_saved.item(row), self.bytes_freed.item(row), self.clock.item(row),
         )  # fmt: skip
 
     def evictable(self, leaves_only: bool) -> NDArray[np.bool_]:

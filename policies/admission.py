@@ -1,7 +1,6 @@
 """What an admission policy is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from hybridcache.policies.columns import BRANCH
@@ -16,8 +15,7 @@ class Planned(NamedTuple):
     """FINAL, BRANCH, PROMPT_END or INTERVAL of columns.py."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptFacts:
+class PromptFacts(NamedTuple):
     """A prompt and how far the tree knows it; tokens."""
 
     num_prompt: int

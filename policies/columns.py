@@ -1,6 +1,7 @@
 """The facts an eviction policy sees: one column a fact, one row a node of the tree."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +56,7 @@ class Columns:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """One node's facts at the moment of an event; units as in Columns."""
 
     accessed: float

@@ -1,12 +1,12 @@
 """Learnt reuse likelihood x FLOPs saved per byte."""
 
 from bisect import bisect_left
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridcache.policies.columns import FINAL, Columns, Facts
+from hybridcache.policies.columns import FINAL, NUM_KINDS, Columns, Facts
 from hybridcache.policies.eviction import EvictionPolicy
 
 NUM_BINS = 40
@@ -16,11 +16,22 @@ _INNER_EDGES = BIN_EDGES[:-1]
 _INNER_EDGE_LIST: list[float] = _INNER_EDGES.tolist()
 MAX_HITS, MAX_CHILDREN = 3, 2
 NUM_CLASSES = 2 * (MAX_HITS + 1) * (MAX_CHILDREN + 1)
-T = TypeVar("T", int, NDArray[np.int64])
 
 EVENTS_PER_UPDATE = 200
 DECAY = 0.95
 LEAST_EVENTS = 20.0
+Counts = int | NDArray[np.int64]
+
+
+def class_index(not_final: Counts, hits: Counts, children: Counts) -> Any:
+    """The class of nodes of one kind with ``hits`` (0 to 3) and ``children`` (0 to 2)."""
+    return (not_final * (MAX_HITS + 1) + hits) * (MAX_CHILDREN + 1) + children
+
+
+# Where the counts of a kind, of hits and of children begin in a flat table of classes and bins.
+_KIND_CELLS = NUM_BINS * class_index((np.arange(NUM_KINDS) != FINAL).astype(np.int64), 0, 0)
+_HITS_CELLS = NUM_BINS * class_index(0, np.arange(MAX_HITS + 1), 0)
+_CHILDREN_CELLS = NUM_BINS * class_index(0, 0, np.arange(MAX_CHILDREN + 1))
 
 
 class HitDensity(EvictionPolicy):
@@ -48,14 +59,14 @@ class HitDensity(EvictionPolicy):
 
     def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
         """Expected FLOPs saved per byte and second."""
-        bins = _INNER_EDGES.searchsorted(now - columns.accessed)
-        classes = class_index(
-            (columns.kind != FINAL).astype(np.int64),
-            np.minimum(columns.hits, MAX_HITS),
-            np.minimum(columns.children, MAX_CHILDREN),
-        )
-        density: NDArray[np.float64] = self.density[classes, bins]
-        return density * columns.flops_saved / columns.bytes_freed
+        cells = _INNER_EDGES.searchsorted(now - columns.accessed)
+        cells += _KIND_CELLS.take(columns.kind)
+        cells += _HITS_CELLS.take(columns.hits, mode="clip")
+        cells += _CHILDREN_CELLS.take(columns.children, mode="clip")
+        scores = self.density.take(cells)
+        scores *= columns.flops_saved
+        scores /= columns.bytes_freed
+        return scores
 
     def on_hit(self, facts: Facts, now: float) -> None:
         self._count(self._hits, facts, now)
@@ -80,11 +91,6 @@ class HitDensity(EvictionPolicy):
         self.density = np.where(known, hits_to_come / np.maximum(residence, 1e-9), 1.0 / (1.0 + BIN_EDGES))
         self._hits *= DECAY
         self._evictions *= DECAY
-
-
-def class_index(not_final: T, hits: T, children: T) -> T:
-    """The class of nodes of one kind with ``hits`` (0 to 3) and ``children`` (0 to 2)."""
-    return (not_final * (MAX_HITS + 1) + hits) * (MAX_CHILDREN + 1) + children
 
 
 def _suffix_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ from hybridcache.policies.build import build_admission
 from hybridcache.policies.columns import Columns
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.prefix_cache import PrefixCache
+from hybridcache.prefix_hash import PrefixHash, extended
 from hybridcache.tokens import TokenIds
 from hybridcache.tree import RadixTree
 from tests.serving import BLOCK, EVICTIONS, KINDS, NAMESPACE, EveryBlock, Serving, joined, text
@@ -164,9 +165,8 @@ def test_case_037_deep_paths_need_no_recursion(kind: str, ttl_seconds: float | N
     cache.finish(branch, 0, 1.0)
     cache.check()
     deepest = max(filter(None, cache.store.table.nodes), key=lambda node: node.stop)
-    assert cache.store.tree.digest(deepest) == cache.store.tree.hash.extend(
-        NAMESPACE.digest(0), document.tobytes(), 0
-    )
+    whole = extended(PrefixHash(NAMESPACE.seed(0)), document.tobytes())
+    assert cache.store.tree.prefix_hash(deepest).intdigest() == whole.intdigest()
     if ttl_seconds is None:
         cache.flush()
     else:

@@ -18,15 +18,15 @@ ALL = [
 ]
 
 
-def test_different_namespaces_have_different_keys_and_digests() -> None:
+def test_different_namespaces_have_different_keys_and_seeds() -> None:
     for one, other in combinations(ALL, 2):
         assert one != other
         assert one.key() != other.key()
-        assert one.digest(0) != other.digest(0)
+        assert one.seed(0) != other.seed(0)
 
 
-def test_epochs_have_different_digests() -> None:
-    assert len({Namespace("a").digest(epoch) for epoch in range(100)}) == 100
+def test_epochs_have_different_seeds() -> None:
+    assert len({Namespace("a").seed(epoch) for epoch in range(100)}) == 100
 
 
 def test_keys_are_the_same_everywhere() -> None:
@@ -35,8 +35,3 @@ def test_keys_are_the_same_everywhere() -> None:
         Namespace("m", "a", "s").key().hex()
         == "ef4afbaeec350a7db14596d58b11590e584023e50fa02ef7e2ad65a59621b318"
     )
-
-
-def test_digests_are_two_64_bit_numbers() -> None:
-    for half in Namespace("a").digest(1):
-        assert 0 <= half < 2**64

@@ -8,6 +8,7 @@ import pytest
 
 from hybridcache.node import Node
 from hybridcache.policies.build import build_admission, build_eviction
+from hybridcache.prefix_hash import PrefixHash
 from tests.cache_driver import Driver
 from tests.toy_spec import HYBRID
 
@@ -128,7 +129,7 @@ def wrong_edge(driver: Driver) -> None:
 
 
 def wrong_digest(driver: Driver) -> None:
-    free_leaf(driver).digest = (1, 2)
+    free_leaf(driver).hash = PrefixHash(b"another")
 
 
 def parent_expires_first(driver: Driver) -> None:

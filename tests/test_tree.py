@@ -1,12 +1,14 @@
 """The radix tree alone: tokens and opaque ids."""
 
 import sys
+from sys import byteorder
 
 import numpy as np
 import pytest
 
 from hybridcache.namespace import Namespace
 from hybridcache.node import Node
+from hybridcache.prefix_hash import extended
 from hybridcache.tree import RadixTree, common_prefix, subtree
 
 BLOCK = 4
@@ -128,11 +130,11 @@ def test_a_block_split_twice_is_held_three_times(tree: RadixTree) -> None:
 
 def test_extend(tree: RadixTree) -> None:
     node = leaf(tree, 6)
-    before = tree.digest(node)
+    before = tree.prefix_hash(node).copy()
     dropped = tree.extend(node, raw(6, 7, 8), blocks(300, 302))
     assert dropped.tolist() == [101] and node.blocks.tolist() == [100, 300, 301]
     assert node.stop == 9 and node.edge == raw(*range(9))
-    assert node.digest == tree.hash.extend(before, raw(6, 7, 8), 6)
+    assert tree.prefix_hash(node).intdigest() == extended(before, raw(6, 7, 8)).intdigest()
     assert tree.extend(node, raw(9, 10, 11), blocks(301, 302)).tolist() == [301]
     assert tree.extend(node, raw(12), blocks(400, 401)).tolist() == [], "a block boundary needs no new copy"
     assert node.blocks.tolist() == [100, 300, 301, 400]
@@ -179,8 +181,8 @@ def test_a_path_of_twenty_thousand_nodes(tree: RadixTree) -> None:
     assert (match.node, match.hit) == (node, depth)
     assert sum(1 for _ in subtree(root)) == depth + 1
     top = root.children[0]
-    tree.digest(node)
-    assert top.digest is not None
+    tree.prefix_hash(node)
+    assert top.hash is not None
     repr(node)
     for _ in range(2000):
         (below,) = top.children.values()
@@ -209,7 +211,7 @@ def test_namespaces_and_epochs_do_not_meet(tree: RadixTree) -> None:
     assert old is not None and not old.attached
     new = tree.root(Namespace())
     assert new is not old and tree.match(new, prompt, 0.0).matched == 0
-    assert new.digest != old.digest
+    assert tree.prefix_hash(new).intdigest() != tree.prefix_hash(old).intdigest()
     assert tree.detach(Namespace(salt="never seen")) is None
 
 
@@ -228,10 +230,20 @@ def test_an_empty_root_is_forgotten(tree: RadixTree) -> None:
 
 def test_digests_follow_tokens_not_nodes(tree: RadixTree) -> None:
     node = leaf(tree, 8)
-    whole = tree.digest(node)
+    whole = tree.prefix_hash(node).intdigest()
     upper, _ = tree.split(node, 5)
-    assert tree.digest(node) == whole
-    assert tree.digest(upper) == tree.hash.extend(tree.digest(tree.root(Namespace())), raw(*range(5)), 0)
+    assert tree.prefix_hash(node).intdigest() == whole
+    root = tree.prefix_hash(tree.root(Namespace()))
+    assert tree.prefix_hash(upper).intdigest() == extended(root, raw(*range(5))).intdigest()
+
+
+def test_tails_reach_over_nodes(tree: RadixTree) -> None:
+    node = leaf(tree, 8)
+    upper, _ = tree.split(node, 1)
+    middle, _ = tree.split(node, 2)
+    assert tree.tail(node) == int.from_bytes(raw(6, 7), byteorder)
+    assert tree.tail(middle) == int.from_bytes(raw(0, 1), byteorder)
+    assert tree.tail(upper) == 0, "one token is no tail"
 
 
 @pytest.mark.parametrize(
