@@ -6,6 +6,12 @@ from ctypes import c_float, c_int64, c_void_p
 from hybridcache.kernels.operands import Pool, Rows
 
 
+class LinearArgs(ctypes.Structure):
+    """hc_linear."""
+
+    _fields_ = (("weight", c_void_p), ("x", Rows), ("out", Rows), ("rows", c_int64))
+
+
 class ConvArgs(ctypes.Structure):
     """hc_causal_conv1d."""
 
@@ -113,7 +119,7 @@ class AttentionArgs(ctypes.Structure):
 
 
 class MapArgs(ctypes.Structure):
-    """hc_map; `function` numbers the enum in rows.cpp."""
+    """hc_map; `function` numbers the enum in kernels.h."""
 
     _fields_ = (
         ("x", Rows),
@@ -139,6 +145,19 @@ class NormArgs(ctypes.Structure):
         ("gate_first", c_int64),
         ("eps", c_float),
         ("offset", c_float),
+    )
+
+
+class AddArgs(ctypes.Structure):
+    """hc_add."""
+
+    _fields_ = (
+        ("x", Rows),
+        ("y", Rows),
+        ("out", Rows),
+        ("rows", c_int64),
+        ("width", c_int64),
+        ("factor", c_float),
     )
 
 
@@ -187,4 +206,22 @@ class RopeArgs(ctypes.Structure):
         ("heads", c_int64),
         ("head_dim", c_int64),
         ("pairs", c_int64),
+    )
+
+
+class ExpertsArgs(ctypes.Structure):
+    """hc_experts; `experts` points to pairs of weights, `function` numbers the enum in kernels.h."""
+
+    _fields_ = (
+        ("x", Rows),
+        ("out", Rows),
+        ("shares", c_void_p),
+        ("chosen", c_void_p),
+        ("experts", c_void_p),
+        ("tokens", c_int64),
+        ("top_k", c_int64),
+        ("num_experts", c_int64),
+        ("width", c_int64),
+        ("function", c_int64),
+        ("gated", c_int64),
     )

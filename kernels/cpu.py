@@ -1,7 +1,7 @@
 """Backend `cpu`: the C++ kernels of csrc/ through ctypes."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -10,17 +10,20 @@ from torch import Tensor
 from hybridcache.kernels.arguments import (
     AttentionArgs,
     ConvArgs,
+    ExpertsArgs,
     GatedDeltaArgs,
     Mamba1Args,
     Mamba2Args,
     StoreArgs,
 )
 from hybridcache.kernels.build import Library
-from hybridcache.kernels.cpu_rows import CpuRowOps
-from hybridcache.kernels.linear import LinearMethod, LinearPacker, rows_agree
-from hybridcache.kernels.operands import BatchArgs, Operands, as_dtype, declare, out_rows, sizes, threads_for
-from hybridcache.kernels.ops import Linear, Numerics
+from hybridcache.kernels.calls import KernelCalls
+from hybridcache.kernels.cpu_rows import FUNCTIONS, CpuRowOps
+from hybridcache.kernels.linear import FixedLinear, LinearMethod, LinearPacker, rows_agree
+from hybridcache.kernels.operands import Operands, as_dtype, out_rows, sizes, threads_for
+from hybridcache.kernels.ops import Activation, Linear, Numerics
 from hybridcache.kernels.packed import PackedBatch
+from hybridcache.kernels.recording import OtherWork, Recording, Scratch
 
 
 class CpuOps(CpuRowOps):
@@ -36,13 +39,8 @@ class CpuOps(CpuRowOps):
         self_test: Callable[[Linear], bool] = rows_agree,
     ) -> None:
         self.library = library
-        super().__init__(ctypes.CDLL(str(library.path)))
-        for kernel in ("causal_conv1d", "mamba1_scan", "mamba2_scan", "gated_delta_scan", "paged_attention"):
-            declare(self._c, kernel, batch=True)
-        self._c.hc_store_kv.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        self._c.hc_store_kv.restype = None
-        self.packer = LinearPacker(self._c, linear, self_test)
-        self._batch: tuple[PackedBatch | None, BatchArgs] = (None, BatchArgs())
+        super().__init__(KernelCalls(library))
+        self.packer = LinearPacker(self.calls, linear, self_test)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return self.packer.pack(weight, bias)
@@ -59,8 +57,8 @@ class CpuOps(CpuRowOps):
         if activation not in ("silu", None):
             raise ValueError(f"causal_conv1d: activation is {activation!r}; use 'silu' or None")
         operands, (channels, width) = Operands("causal_conv1d"), sizes("causal_conv1d: weight", weight, 2)
-        batch.check_slots(conv_state, "causal_conv1d: conv_state")
-        out = torch.empty(batch.num_tokens, channels)
+        self._slots(conv_state, "causal_conv1d: conv_state", batch)
+        out = self.calls.empty(batch.num_tokens, channels)
         args = ConvArgs(
             operands.rows(x, "x", (batch.num_tokens, channels)),
             out_rows(out),
@@ -71,7 +69,7 @@ class CpuOps(CpuRowOps):
             width,
             activation == "silu",
         )
-        self._run("causal_conv1d", args, batch, batch.num_tokens * channels * (width + 8))
+        self.calls.run("causal_conv1d", args, threads_for(batch.num_tokens * channels * (width + 8)), batch)
         return as_dtype(out, x)
 
     def mamba1_scan(
@@ -88,9 +86,9 @@ class CpuOps(CpuRowOps):
         batch: PackedBatch,
     ) -> Tensor:
         operands, (channels, d_state) = Operands("mamba1_scan"), sizes("mamba1_scan: A", A, 2)
-        batch.check_slots(ssm_state, "mamba1_scan: ssm_state")
+        self._slots(ssm_state, "mamba1_scan: ssm_state", batch)
         rows = batch.num_tokens
-        out = torch.empty(rows, channels)
+        out = self.calls.empty(rows, channels)
         args = Mamba1Args(
             operands.rows(x, "x", (rows, channels)),
             operands.rows(dt, "dt", (rows, channels)),
@@ -105,7 +103,7 @@ class CpuOps(CpuRowOps):
             channels,
             d_state,
         )
-        self._run("mamba1_scan", args, batch, rows * channels * d_state * 8)
+        self.calls.run("mamba1_scan", args, threads_for(rows * channels * d_state * 8), batch)
         return as_dtype(out, x)
 
     def mamba2_scan(
@@ -126,8 +124,8 @@ class CpuOps(CpuRowOps):
         _, groups, d_state = sizes("mamba2_scan: B", B, 3)
         if groups == 0 or heads % groups:
             raise ValueError(f"mamba2_scan: {heads} heads are no multiple of {groups} groups")
-        batch.check_slots(ssm_state, "mamba2_scan: ssm_state")
-        out = torch.empty(rows, heads, head_dim)
+        self._slots(ssm_state, "mamba2_scan: ssm_state", batch)
+        out = self.calls.empty(rows, heads, head_dim)
         args = Mamba2Args(
             operands.rows(x, "x", (rows, heads, head_dim)),
             operands.rows(dt, "dt", (rows, heads)),
@@ -144,7 +142,7 @@ class CpuOps(CpuRowOps):
             groups,
             d_state,
         )
-        self._run("mamba2_scan", args, batch, rows * heads * head_dim * d_state * 2)
+        self.calls.run("mamba2_scan", args, threads_for(rows * heads * head_dim * d_state * 2), batch)
         return as_dtype(out, x)
 
     def gated_delta_scan(
@@ -164,8 +162,8 @@ class CpuOps(CpuRowOps):
         _, value_heads, value_dim = sizes("gated_delta_scan: v", v, 3)
         if key_heads == 0 or value_heads % key_heads:
             raise ValueError(f"gated_delta_scan: {value_heads} value heads are no multiple of {key_heads}")
-        batch.check_slots(ssm_state, "gated_delta_scan: ssm_state")
-        out = torch.empty(rows, value_heads, value_dim)
+        self._slots(ssm_state, "gated_delta_scan: ssm_state", batch)
+        out = self.calls.empty(rows, value_heads, value_dim)
         args = GatedDeltaArgs(
             operands.rows(q, "q", (rows, key_heads, key_dim)),
             operands.rows(k, "k", (rows, key_heads, key_dim)),
@@ -181,14 +179,16 @@ class CpuOps(CpuRowOps):
             scale,
             l2norm,
         )
-        self._run("gated_delta_scan", args, batch, rows * value_heads * key_dim * value_dim * 4)
+        self.calls.run(
+            "gated_delta_scan", args, threads_for(rows * value_heads * key_dim * value_dim * 4), batch
+        )
         return as_dtype(out, v)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PackedBatch) -> None:
         operands = Operands("store_kv")
         _, block_size, kv_heads, head_dim = sizes("store_kv: k_cache", k_cache, 4)
-        batch.check_blocks(k_cache, "store_kv: k_cache")
-        batch.check_blocks(v_cache, "store_kv: v_cache")
+        self._blocks(k_cache, "store_kv: k_cache", batch)
+        self._blocks(v_cache, "store_kv: v_cache", batch)
         args = StoreArgs(
             operands.rows(k, "k", (batch.num_tokens, kv_heads, head_dim)),
             operands.rows(v, "v", (batch.num_tokens, kv_heads, head_dim)),
@@ -197,7 +197,7 @@ class CpuOps(CpuRowOps):
             kv_heads,
             head_dim,
         )
-        self._c.hc_store_kv(ctypes.byref(args), ctypes.byref(self._batch_args(batch)))
+        self.calls.run("store_kv", args, 1, batch)
 
     def paged_attention(
         self,
@@ -218,9 +218,9 @@ class CpuOps(CpuRowOps):
             raise ValueError(f"paged_attention: window is {window}; it must be 1 or more keys, or None")
         if soft_cap is not None and not soft_cap > 0:
             raise ValueError(f"paged_attention: soft_cap is {soft_cap}; it must be positive, or None")
-        batch.check_blocks(k_cache, "paged_attention: k_cache")
-        batch.check_blocks(v_cache, "paged_attention: v_cache")
-        out = torch.empty(batch.num_tokens, heads, head_dim)
+        self._blocks(k_cache, "paged_attention: k_cache", batch)
+        self._blocks(v_cache, "paged_attention: v_cache", batch)
+        out = self.calls.empty(batch.num_tokens, heads, head_dim)
         args = AttentionArgs(
             operands.rows(q, "q", (batch.num_tokens, heads, head_dim)),
             out_rows(out),
@@ -233,17 +233,70 @@ class CpuOps(CpuRowOps):
             soft_cap or 0.0,
             window or 0,
         )
-        self._run("paged_attention", args, batch, batch.num_pairs * heads * head_dim * 2)
+        self.calls.run("paged_attention", args, threads_for(batch.num_pairs * heads * head_dim * 2), batch)
         return as_dtype(out, q)
 
-    def _run(self, kernel: str, args: ctypes.Structure, batch: PackedBatch, work: int) -> None:
-        run = getattr(self._c, f"hc_{kernel}")
-        run(ctypes.byref(args), ctypes.byref(self._batch_args(batch)), threads_for(work))
+    def experts(
+        self,
+        x: Tensor,
+        shares: Tensor,
+        chosen: Tensor,
+        experts: Sequence[tuple[Linear, Linear]],
+        act: Activation,
+        *,
+        gated: bool,
+    ) -> Tensor:
+        pointers = _pointers(experts)
+        if pointers is None:
+            return super().experts(x, shares, chosen, experts, act, gated=gated)
+        operands, (tokens, top_k), width = (
+            Operands("experts"),
+            sizes("experts: chosen", chosen, 2),
+            x.shape[1],
+        )
+        if chosen.dtype != torch.int64 or not chosen.is_contiguous():
+            raise ValueError(f"experts: chosen is {chosen.dtype}; use contiguous int64")
+        out = self.calls.empty(tokens, width)
+        args = ExpertsArgs(
+            operands.rows(x, "x", (tokens, width)),
+            out_rows(out),
+            operands.whole(shares, "shares", (tokens, top_k)),
+            chosen.data_ptr(),
+            ctypes.addressof(pointers),
+            tokens,
+            top_k,
+            len(experts),
+            width,
+            FUNCTIONS[act],
+            gated,
+        )
+        work = tokens * top_k * width * experts[0][1].in_features
+        self.calls.run("experts", args, threads_for(work), keep=pointers)
+        return as_dtype(out, x)
 
-    def _batch_args(self, batch: PackedBatch) -> BatchArgs:
-        """The batch's structure; the last one is kept, since all layers of a pass share it."""
-        last, args = self._batch
-        if last is not batch:
-            args = BatchArgs.of(batch)
-            self._batch = (batch, args)
-        return args
+    def record(self, run: Callable[[], Tensor], scratch: Scratch) -> tuple[Tensor, Recording | None]:
+        with OtherWork() as other, self.calls.recording(scratch) as recorder:
+            out = run()
+        return out, None if other.names else Recording(recorder, self.calls.library.hc_replay)
+
+    def _slots(self, states: Tensor, name: str, batch: PackedBatch) -> None:
+        batch.check_slots(states, name)
+        if (recorder := self.calls.recorder) is not None:
+            recorder.needs_slots = True
+            recorder.slots = min(recorder.slots, len(states))
+
+    def _blocks(self, cache: Tensor, name: str, batch: PackedBatch) -> None:
+        batch.check_blocks(cache, name)
+        if (recorder := self.calls.recorder) is not None:
+            recorder.block_size = batch.block_size
+            recorder.blocks = min(recorder.blocks, len(cache))
+
+
+def _pointers(experts: Sequence[tuple[Linear, Linear]]) -> ctypes.Array[ctypes.c_void_p] | None:
+    """The experts' packed weights, if all are our own and of float32."""
+    addresses = []
+    for linear in (matrix for pair in experts for matrix in pair):
+        if not isinstance(linear, FixedLinear) or linear.dtype != torch.float32:
+            return None
+        addresses.append(linear.address)
+    return (ctypes.c_void_p * len(addresses))(*addresses)

@@ -1,24 +1,36 @@
 """Backend `cpu`: the operations on rows, which know no batch."""
 
-import ctypes
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from hybridcache.kernels.arguments import MapArgs, NormArgs, RopeArgs, RopeTableArgs, SoftmaxArgs, TopKArgs
-from hybridcache.kernels.operands import NO_ROWS, Operands, as_dtype, declare, out_rows, sizes, threads_for
-from hybridcache.kernels.ops import Ops
+from hybridcache.kernels.arguments import (
+    AddArgs,
+    MapArgs,
+    NormArgs,
+    RopeArgs,
+    RopeTableArgs,
+    SoftmaxArgs,
+    TopKArgs,
+)
+from hybridcache.kernels.calls import KernelCalls
+from hybridcache.kernels.operands import NO_ROWS, Operands, as_dtype, out_rows, sizes, threads_for
+from hybridcache.kernels.ops import Activation, Ops
 
-SILU, SIGMOID, SOFTPLUS, GELU, GELU_TANH, RELU2 = range(6)  # the order of the enum in rows.cpp
+SILU, SIGMOID, SOFTPLUS, GELU, GELU_TANH, RELU2 = range(6)  # the order of the enum in kernels.h
+FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
+    {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "relu2": RELU2}
+)
+"""Numbers of a feed-forward layer's activations."""
 
 
 class CpuRowOps(Ops):
     """Norms, activations, softmax, largest elements and rotary positions; `CpuOps` adds the rest."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._c = library
-        for kernel in ("map", "rms_norm", "softmax", "top_k", "rope_table", "rope"):
-            declare(library, kernel, batch=False)
+    def __init__(self, calls: KernelCalls) -> None:
+        self.calls = calls
 
     def rms_norm(
         self,
@@ -37,7 +49,7 @@ class CpuRowOps(Ops):
         if gate is not None and gate.shape != x.shape:
             raise ValueError(f"rms_norm: gate has shape {tuple(gate.shape)}; expected {tuple(x.shape)}")
         rows = x.numel() // max(width, 1)
-        out = torch.empty(x.shape)
+        out = self.calls.empty(*x.shape)
         args = NormArgs(
             operands.rows(_flat(x), "x", (rows, width)),
             NO_ROWS if gate is None else operands.rows(_flat(gate), "gate", (rows, width)),
@@ -50,7 +62,7 @@ class CpuRowOps(Ops):
             eps,
             1.0 if add_unit_offset else 0.0,
         )
-        self._c.hc_rms_norm(ctypes.byref(args), threads_for(x.numel() * 4))
+        self.calls.run("rms_norm", args, threads_for(x.numel() * 4))
         return as_dtype(out, x)
 
     def silu(self, x: Tensor) -> Tensor:
@@ -80,28 +92,45 @@ class CpuRowOps(Ops):
     def gelu_tanh_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return self._map(GELU_TANH, gate, up)
 
+    def add(self, x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
+        if y.shape != x.shape:
+            raise ValueError(f"add: y has shape {tuple(y.shape)}; expected {tuple(x.shape)}")
+        operands, width = Operands("add"), x.shape[-1]
+        rows = x.numel() // max(width, 1)
+        out = self.calls.empty(*x.shape)
+        args = AddArgs(
+            operands.rows(_flat(x), "x", (rows, width)),
+            operands.rows(_flat(y), "y", (rows, width)),
+            (out.data_ptr(), width),
+            rows,
+            width,
+            factor,
+        )
+        self.calls.run("add", args, threads_for(x.numel()))
+        return as_dtype(out, x)
+
     def softmax(self, x: Tensor) -> Tensor:
         operands, width = Operands("softmax"), x.shape[-1]
         rows = x.numel() // max(width, 1)
-        out = torch.empty(x.shape)
+        out = self.calls.empty(*x.shape)
         args = SoftmaxArgs(
             operands.rows(_flat(x), "x", (rows, width)),
             (out.data_ptr(), width),
             rows,
             width,
         )
-        self._c.hc_softmax(ctypes.byref(args), threads_for(x.numel() * 16))
+        self.calls.run("softmax", args, threads_for(x.numel() * 16))
         return out
 
     def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         operands, (rows, width) = Operands("top_k"), sizes("top_k: x", x, 2)
         if not 1 <= k <= width:
             raise ValueError(f"top_k: k is {k}; it must be 1 to {width}")
-        values, indices = torch.empty(rows, k), torch.empty(rows, k, dtype=torch.int64)
+        values, indices = self.calls.empty(rows, k), self.calls.empty(rows, k, dtype=torch.int64)
         args = TopKArgs(
             operands.rows(x, "x", (rows, width)), out_rows(values), indices.data_ptr(), rows, width, k
         )
-        self._c.hc_top_k(ctypes.byref(args), threads_for(x.numel() * 4))
+        self.calls.run("top_k", args, threads_for(x.numel() * 4))
         return as_dtype(values, x), indices
 
     def rope_table(self, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -110,7 +139,7 @@ class CpuRowOps(Ops):
         if positions.dtype != torch.int64:
             raise ValueError(f"rope_table: positions are {positions.dtype}; use int64")
         positions = positions.contiguous()
-        cos, sin = torch.empty(rows, width), torch.empty(rows, width)
+        cos, sin = self.calls.empty(rows, width), self.calls.empty(rows, width)
         args = RopeTableArgs(
             positions.data_ptr(),
             operands.whole(inv_freq, "inv_freq", (width,)),
@@ -120,7 +149,7 @@ class CpuRowOps(Ops):
             width,
             scaling,
         )
-        self._c.hc_rope_table(ctypes.byref(args), threads_for(rows * width * 100))
+        self.calls.run("rope_table", args, threads_for(rows * width * 100))
         return cos, sin
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -128,7 +157,7 @@ class CpuRowOps(Ops):
         _, pairs = sizes("rope: cos", cos, 2)
         if 2 * pairs > head_dim:
             raise ValueError(f"rope: cos has {pairs} pairs; x has head_dim {head_dim}, room for half as many")
-        out = torch.empty(x.shape)
+        out = self.calls.empty(*x.shape)
         args = RopeArgs(
             operands.rows(x, "x", (rows, heads, head_dim)),
             out_rows(out),
@@ -139,7 +168,7 @@ class CpuRowOps(Ops):
             head_dim,
             pairs,
         )
-        self._c.hc_rope(ctypes.byref(args), threads_for(x.numel() * 2))
+        self.calls.run("rope", args, threads_for(x.numel() * 2))
         return as_dtype(out, x)
 
     def _map(self, function: int, x: Tensor, factor: Tensor | None = None) -> Tensor:
@@ -147,7 +176,7 @@ class CpuRowOps(Ops):
         if factor is not None and factor.shape != x.shape:
             raise ValueError(f"gate has shape {tuple(x.shape)} and up {tuple(factor.shape)}; they must agree")
         rows = x.numel() // max(width, 1)
-        out = torch.empty(x.shape)
+        out = self.calls.empty(*x.shape)
         args = MapArgs(
             operands.rows(_flat(x), "x", (rows, width)),
             NO_ROWS if factor is None else operands.rows(_flat(factor), "up", (rows, width)),
@@ -156,7 +185,7 @@ class CpuRowOps(Ops):
             width,
             function,
         )
-        self._c.hc_map(ctypes.byref(args), threads_for(x.numel() * 16))
+        self.calls.run("map", args, threads_for(x.numel() * 16))
         return as_dtype(out, x)
 
 

@@ -8,16 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hybridcache.kernels.arguments import LinearArgs
+from hybridcache.kernels.calls import KernelCalls
 from hybridcache.kernels.huge_pages import on_huge_pages
-from hybridcache.kernels.operands import DTYPE_CODES, threads_for
+from hybridcache.kernels.operands import DTYPE_CODES, out_rows, threads_for
 from hybridcache.kernels.ops import Linear
 
 LinearMethod = Literal["auto", "tested", "onednn", "fixed"]
 """`fixed`: our own product. `tested`: oneDNN for every shape that passes the self-test, else our own.
 `auto`: our own with AVX2, where it was measured (with many rows as fast as oneDNN, with few up to twice);
-elsewhere `tested`. One method a weight, whatever the number of rows: the two round differently."""
+elsewhere `tested`. Our own is tried as well: a shape that fails is computed row by row. One method a weight,
+whatever the number of rows: they round differently."""
 TEST_ROWS = (1, 2, 7, 16, 17, 64, 333)
 """Numbers of rows at which a shape is tried when it is first packed."""
+TEST_PANELS = 3
+"""Whole panels of our own product that are tried, beside the incomplete one."""
 
 
 class LinearWeight(ctypes.Structure):
@@ -71,11 +76,11 @@ class FixedLinear(Linear):
 
     method = "fixed"
 
-    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, calls: KernelCalls, weight: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
-        library.hc_panel.restype = ctypes.c_int64
-        panel = int(library.hc_panel())
-        padded = -(-self.out_features // panel) * panel
+        self.panel = int(calls.library.hc_panel())
+        """Outputs that are computed together."""
+        padded = -(-self.out_features // self.panel) * self.panel
         if weight.dtype == torch.float16:
             weight = weight.float()
         weight = weight.contiguous()
@@ -90,24 +95,39 @@ class FixedLinear(Linear):
             self.out_features,
             DTYPE_CODES[weight.dtype],
         )
-        self._address = ctypes.addressof(self._weight)
-        library.hc_pack_linear.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        library.hc_pack_linear.restype = None
-        library.hc_pack_linear(self._address, weight.data_ptr())
-        pointer, integer = ctypes.c_void_p, ctypes.c_int64
-        library.hc_linear.argtypes = (pointer, pointer, integer, pointer, integer, integer)
-        library.hc_linear.restype = None
-        self._run = library.hc_linear
+        self.address = ctypes.addressof(self._weight)
+        """Of the packed weight, for kernels that multiply."""
+        self.dtype = weight.dtype
+        """Of the packed weight."""
+        calls.library.hc_pack_linear(self.address, weight.data_ptr())
+        self._calls = calls
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = _as_rows(x, self.in_features)
         count = rows.shape[0]
-        out = torch.empty(count, self.out_features)
-        threads = threads_for(count * self.in_features * self.out_features)
-        self._run(self._address, rows.data_ptr(), self.in_features, out.data_ptr(), count, threads)
+        out = self._calls.empty(count, self.out_features)
+        args = LinearArgs(self.address, (rows.data_ptr(), rows.stride(0)), out_rows(out), count)
+        self._calls.run("linear", args, threads_for(count * self.in_features * self.out_features))
         if x.dtype is not torch.float32:
             out = out.to(x.dtype)
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)
+
+
+class RowByRowLinear(Linear):
+    """Another product, one row at a time: slow, and a row cannot depend on what it does not see."""
+
+    method = "row by row"
+
+    def __init__(self, linear: Linear) -> None:
+        self.out_features, self.in_features = linear.out_features, linear.in_features
+        self._linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if not len(rows):
+            return self._linear(x)
+        out = torch.cat([self._linear(rows[i : i + 1]) for i in range(len(rows))])
+        return out.view(*x.shape[:-1], self.out_features)
 
 
 def rows_agree(linear: Linear) -> bool:
@@ -128,19 +148,19 @@ class LinearPacker:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
+        calls: KernelCalls,
         method: LinearMethod = "auto",
         self_test: Callable[[Linear], bool] = rows_agree,
     ) -> None:
         if method not in get_args(LinearMethod):
             raise ValueError(f"linear method is {method!r}; use {', '.join(get_args(LinearMethod))}")
-        self._library = library
+        self._calls = calls
         if method == "auto":
             method = "fixed" if torch.backends.cpu.get_cpu_capability() == "AVX2" else "tested"
         self._method = method
         self._self_test = self_test
-        self.passed: dict[tuple[int, int, bool], bool] = {}
-        """(out, in, with bias) -> whether oneDNN passed there."""
+        self.passed: dict[tuple[object, ...], bool] = {}
+        """(method, out, in, with bias, dtype) -> whether rows agreed there."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Packs weight [out, in] and bias [out]; ValueError for other shapes or an impossible "onednn"."""
@@ -155,19 +175,33 @@ class LinearPacker:
                 f"linear method onednn cannot take {weight.dtype} weights here; use tested or fixed"
             )
         if self._method == "fixed" or not possible:
-            return FixedLinear(self._library, weight, bias)
+            return self._fixed(weight, bias)
         packed = OneDnnLinear(weight, bias)
-        if self._method == "onednn":
+        if self._method == "onednn" or self._passes(packed, weight, bias):
             return packed
-        shape = (*weight.shape, bias is not None)
-        if shape not in self.passed:
-            self.passed[shape] = self._self_test(packed)
-        return packed if self.passed[shape] else FixedLinear(self._library, weight, bias)
+        return self._fixed(weight, bias)
+
+    def _fixed(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Our own product; each panel of outputs is computed for itself, so that a few are tried."""
+        packed = FixedLinear(self._calls, weight, bias)
+        panel = packed.panel
+        outs = min(len(weight), TEST_PANELS * panel + len(weight) % panel)
+        probe = packed
+        if outs < len(weight):
+            probe = FixedLinear(self._calls, weight[-outs:], None if bias is None else bias[-outs:])
+        return packed if self._passes(probe, weight[-outs:], bias) else RowByRowLinear(packed)
+
+    def _passes(self, packed: Linear, weight: Tensor, bias: Tensor | None) -> bool:
+        """Whether `packed`, or what had its method and shape before, agreed with itself."""
+        key = (packed.method, *weight.shape, bias is not None, weight.dtype)
+        if key not in self.passed:
+            self.passed[key] = self._self_test(packed)
+        return self.passed[key]
 
 
 def _as_rows(x: Tensor, width: int) -> Tensor:
     if x.shape[-1] != width:
         raise ValueError(f"linear: x has width {x.shape[-1]}; the weight takes {width}")
-    if x.dtype is torch.float32 and x.dim() == 2 and x.is_contiguous():
+    if x.dtype is torch.float32 and x.dim() == 2 and x.stride(1) == 1:
         return x
     return x.reshape(-1, width).float().contiguous()

@@ -140,14 +140,6 @@ def inner_contiguous(x: Tensor) -> bool:
     return True
 
 
-def declare(library: ctypes.CDLL, kernel: str, *, batch: bool) -> None:
-    """Sets a kernel's argument types: its structure, the batch if it takes one, the number of threads."""
-    function = getattr(library, f"hc_{kernel}")
-    structures = (ctypes.c_void_p,) * (2 if batch else 1)
-    function.argtypes = (*structures, ctypes.c_int64)
-    function.restype = None
-
-
 def threads_for(work: int) -> int:
     """Threads for so many multiply-adds."""
     return 1 if work < 2 * GRAIN else min(torch.get_num_threads(), work // GRAIN)

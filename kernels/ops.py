@@ -11,13 +11,18 @@ was computed (a float32 state; a conv or KV tensor of the activations' dtype).
 """
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from hybridcache.kernels.packed import PackedBatch
+from hybridcache.kernels.recording import Recording, Scratch
 
 Numerics = Literal["exact", "tolerant"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+"""Of a feed-forward layer; gated, it is one of the first three."""
 
 
 class Linear(Protocol):
@@ -217,3 +222,61 @@ class Ops(Protocol):
     @abstractmethod
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates the first 2R dimensions of x [T, H, Dh], i paired with i + R; copies the rest."""
+
+    def activate(self, x: Tensor, act: Activation, *, gated: bool) -> Tensor:
+        """x [..., d] -> act(x), or x [..., 2 d] (gate, then up) -> act(gate) up."""
+        if not gated:
+            plain = {"silu": self.silu, "gelu": self.gelu, "gelu_tanh": self.gelu_tanh, "relu2": self.relu2}
+            return plain[act](x)
+        assert act != "relu2"
+        both = {"silu": self.silu_mul, "gelu": self.gelu_mul, "gelu_tanh": self.gelu_tanh_mul}
+        return both[act](*x.chunk(2, dim=-1))
+
+    # What follows is plain torch, which a backend replaces where it has something faster.
+
+    def add(self, x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
+        """x + factor y, of one shape; in x's dtype."""
+        return x + (y if factor == 1 else y * factor).to(x.dtype)
+
+    def experts(
+        self,
+        x: Tensor,
+        shares: Tensor,
+        chosen: Tensor,
+        experts: Sequence[tuple[Linear, Linear]],
+        act: Activation,
+        *,
+        gated: bool,
+    ) -> Tensor:
+        """Each row of x [T, d] through the experts `chosen` [T, k] (int64, distinct in a row) -> [T, d].
+
+        An expert is out(act(into x)); its result counts `shares` float32 [T, k] of the same place. The parts
+        are added in the order of the experts' numbers, in float32. An expert takes all its rows together.
+        """
+        tokens, top_k = chosen.shape
+        if not tokens:
+            return x
+        chosen, rank = chosen.sort(dim=1)
+        order = chosen.flatten().argsort(stable=True)  # places (token, expert) by expert, then by token
+        counts = chosen.flatten().bincount(minlength=len(experts)).tolist()
+        rows = x[order // top_k]
+        parts = [
+            out(self.activate(into(part), act, gated=gated))
+            for (into, out), part in zip(experts, torch.split(rows, counts), strict=True)
+            if len(part)
+        ]
+        shares = shares.gather(1, rank).flatten()[order, None]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = x.new_empty(tokens * top_k, x.shape[1], dtype=wide)
+        y[order] = torch.cat(parts).to(wide) * shares.to(wide)
+        first, *rest = y.view(tokens, top_k, x.shape[1]).unbind(1)
+        return sum(rest, start=first).to(x.dtype)
+
+    def record(self, run: Callable[[], Tensor], scratch: Scratch) -> tuple[Tensor, Recording | None]:
+        """Calls `run`; gives its result, and what repeats it for another batch of as many tokens.
+
+        A repetition reads and writes the same tensors, the result's included, which the caller keeps alive;
+        results in between lie in `scratch`. None: this pass cannot be repeated, since it did more than call
+        kernels, or the backend cannot.
+        """
+        return run(), None

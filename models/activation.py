@@ -1,28 +1,17 @@
 """Activations by their names in a transformers config."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from torch import Tensor
+from hybridcache.kernels.ops import Activation
 
-from hybridcache.kernels.ops import Ops
-
-GATED: Mapping[str, Callable[[Ops, Tensor, Tensor], Tensor]] = MappingProxyType(
-    {
-        "silu": lambda ops, gate, up: ops.silu_mul(gate, up),
-        "gelu": lambda ops, gate, up: ops.gelu_mul(gate, up),
-        "gelu_pytorch_tanh": lambda ops, gate, up: ops.gelu_tanh_mul(gate, up),
-    }
+GATED: Mapping[str, Activation] = MappingProxyType(
+    {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 )
 """act(gate) * up."""
 
-PLAIN: Mapping[str, Callable[[Ops, Tensor], Tensor]] = MappingProxyType(
-    {
-        "relu2": lambda ops, x: ops.relu2(x),
-        "silu": lambda ops, x: ops.silu(x),
-        "gelu": lambda ops, x: ops.gelu(x),
-        "gelu_pytorch_tanh": lambda ops, x: ops.gelu_tanh(x),
-    }
+PLAIN: Mapping[str, Activation] = MappingProxyType(
+    {"relu2": "relu2", "silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 )
 """act(x)."""
 
@@ -30,3 +19,8 @@ PLAIN: Mapping[str, Callable[[Ops, Tensor], Tensor]] = MappingProxyType(
 def names(gated: bool) -> tuple[str, ...]:
     """The activations there are, for a gated layer or a plain one."""
     return tuple(GATED if gated else PLAIN)
+
+
+def named(name: str, gated: bool) -> Activation:
+    """The operation of an activation that `names` has."""
+    return (GATED if gated else PLAIN)[name]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from hybridcache.hf_config import HfConfig
@@ -66,17 +67,13 @@ class MlpLayer:
 
     def __call__(self, x: Tensor, state: LayerState, step: ForwardPass) -> Tensor:
         """x [T, d_model] -> [T, d_model]."""
-        plan = self.plan
-        y = activate(self.ops, self.into(x), plan.act, gated=plan.kind.gated, gate_factor=plan.gate_factor)
-        return self.out(y) if plan.out_factor == 1 else self.out(y) * plan.out_factor
-
-
-def activate(ops: Ops, x: Tensor, act: str, *, gated: bool, gate_factor: float = 1.0) -> Tensor:
-    """x [T, 2 d_ff] (gate, then up) or [T, d_ff] -> [T, d_ff]."""
-    if gated:
-        gate, up = x.chunk(2, dim=-1)
-        return activation.GATED[act](ops, gate if gate_factor == 1 else gate * gate_factor, up)
-    return activation.PLAIN[act](ops, x)
+        plan, y = self.plan, self.into(x)
+        if plan.gate_factor != 1:
+            gate, up = y.chunk(2, dim=-1)
+            y = torch.cat([gate * plan.gate_factor, up], dim=-1)
+        gated = plan.kind.gated
+        y = self.out(self.ops.activate(y, activation.named(plan.act, gated), gated=gated))
+        return y if plan.out_factor == 1 else y * plan.out_factor
 
 
 def dense(

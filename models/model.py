@@ -1,7 +1,7 @@
 """The causal language model: embedding, layers, final norm, head."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,11 +11,13 @@ from hybridcache.kernels.packed import PackedBatch
 from hybridcache.models.forward_pass import ForwardPass
 from hybridcache.models.layer import Layer, LayerStates
 from hybridcache.models.norm import RmsNorm
+from hybridcache.models.recorded import RecordedPasses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridForCausalLM:
-    """A model put together from layers. It keeps weights only: states and KV belong to the caller."""
+    """A model put together from layers. States and KV belong to the caller: it keeps weights,
+    and scratch memory of passes of few tokens."""
 
     embedding: Tensor
     """[vocab_size, d_model]."""
@@ -29,6 +31,7 @@ class HybridForCausalLM:
     head_divisor: float = 1.0
     wide_residual: bool = False
     """Keep the hidden state in float32."""
+    recorded: RecordedPasses = field(default_factory=RecordedPasses, init=False, repr=False, compare=False)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, batch: PackedBatch, state: LayerStates, logits_at: Tensor) -> Tensor:
@@ -42,17 +45,22 @@ class HybridForCausalLM:
         x = self.embedding[token_ids]
         if self.embedding_multiplier != 1:
             x = x * self.embedding_multiplier
-        step = ForwardPass(batch, self.ops, x)
-        if self.wide_residual:
-            x = x.float()
-        for layer, views in zip(self.layers, state, strict=True):
-            x = layer(x, views, step)
-        logits = self.head(self.final_norm(x[logits_at])).float()
+        hidden = self.recorded(self._layers, self.ops, x, batch, state, logits_at)
+        logits = self.head(self.final_norm(hidden)).float()
         if self.head_multiplier != 1:
             logits = logits * self.head_multiplier
         return logits if self.head_divisor == 1 else logits / self.head_divisor
 
     __call__ = forward
+
+    def _layers(self, x: Tensor, batch: PackedBatch, state: LayerStates) -> Tensor:
+        """x [T, d_model], the embeddings -> [T, d_model] before the final norm."""
+        step = ForwardPass(batch, self.ops, x)
+        if self.wide_residual:
+            x = x.float()
+        for layer, views in zip(self.layers, state, strict=True):
+            x = layer(x, views, step)
+        return x
 
     def _check(self, token_ids: Tensor, batch: PackedBatch, state: LayerStates, logits_at: Tensor) -> None:
         if token_ids.shape != (batch.num_tokens,):

@@ -12,7 +12,7 @@ from hybridcache.layers import LayerKind, Mlp, Moe
 from hybridcache.models import activation
 from hybridcache.models.forward_pass import ForwardPass
 from hybridcache.models.layer import Layer, LayerState, Shapes, within
-from hybridcache.models.mlp import MlpPlan, activate
+from hybridcache.models.mlp import MlpPlan
 from hybridcache.models.options import choice, number
 from hybridcache.models.router import RouterRule
 from hybridcache.models.weights import Weights
@@ -126,7 +126,14 @@ class MoeLayer:
         weights, chosen = self.plan.rule(
             self.ops, self.router(x.float() if self.plan.wide_router else x), self.bias
         )
-        y = self._routed(x if self.latent_down is None else self.latent_down(x), weights, chosen)
+        y = self.ops.experts(
+            x if self.latent_down is None else self.latent_down(x),
+            weights,
+            chosen,
+            self.experts,
+            activation.named(self.plan.act, self.plan.kind.gated),
+            gated=self.plan.kind.gated,
+        )
         if self.latent_up is not None:
             y = self.latent_up(y)
         if self.shared is None:
@@ -134,26 +141,7 @@ class MoeLayer:
         shared = self.shared(x, state, step)
         if self.shared_gate is not None:
             shared = shared * self.ops.sigmoid(self.shared_gate(x))
-        return y + shared
-
-    def _routed(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        tokens, top_k = chosen.shape
-        if not tokens:
-            return x
-        chosen, rank = chosen.sort(dim=1)
-        order = chosen.flatten().argsort(stable=True)  # places (token, expert) by expert, then by token
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        rows = x[order // top_k]
-        parts = [
-            out(activate(self.ops, into(part), self.plan.act, gated=self.plan.kind.gated))
-            for (into, out), part in zip(self.experts, torch.split(rows, counts), strict=True)
-            if len(part)
-        ]
-        shares = weights.gather(1, rank).flatten()[order, None]
-        y = torch.empty(tokens * top_k, x.shape[1])
-        y[order] = torch.cat(parts).float() * shares
-        first, *rest = y.view(tokens, top_k, x.shape[1]).unbind(1)
-        return sum(rest, start=first).to(x.dtype)
+        return self.ops.add(y, shared)
 
 
 def granite_moe(config: HfConfig, kind: LayerKind) -> MoePlan:

@@ -44,8 +44,7 @@ class Residual:
 
     def __call__(self, x: Tensor, state: LayerState, step: ForwardPass) -> Tensor:
         """x [T, d_model] -> [T, d_model]."""
-        read = x
+        ops, read = self.norm.ops, x
         if step.aside is not None:
-            read, step.aside = x + step.aside, None
-        y = self.layer(self.norm(read), state, step)
-        return x + (y if self.multiplier == 1 else y * self.multiplier)
+            read, step.aside = ops.add(x, step.aside), None
+        return ops.add(x, self.layer(self.norm(read), state, step), self.multiplier)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,14 @@ from hybridcache.kernels import build
 from hybridcache.kernels.build import BuildError, build_library, cache_folder
 from hybridcache.kernels.cpu import CpuOps
 from hybridcache.kernels.dispatch import build_ops
-from hybridcache.kernels.linear import FixedLinear, OneDnnLinear, rows_agree
+from hybridcache.kernels.linear import (
+    TEST_PANELS,
+    FixedLinear,
+    LinearMethod,
+    OneDnnLinear,
+    RowByRowLinear,
+    rows_agree,
+)
 from hybridcache.kernels.ops import Linear
 from hybridcache.kernels.packed import PackedBatch
 
@@ -147,22 +155,49 @@ class Dependent(Linear):
         return self._linear(x) * (1 + 1e-6 * (len(x) == 17))
 
 
-def test_a_mismatch_takes_our_own_product(cpu: CpuOps) -> None:
-    """The self-test sees a product that goes wrong at 17 rows; `tested` then packs the fixed-order one."""
-    tried = []
+def failing(methods: set[str], tried: list[tuple[str, int]]) -> Callable[[Linear], bool]:
+    """A self-test that sees the products of these methods go wrong at 17 rows, and notes what was tried."""
 
     def self_test(linear: Linear) -> bool:
-        tried.append(linear.method)
-        return rows_agree(Dependent(linear))
+        tried.append((linear.method, linear.out_features))
+        return rows_agree(Dependent(linear) if linear.method in methods else linear)
 
-    ops = CpuOps(cpu.library, "tested", self_test)
+    return self_test
+
+
+def test_a_mismatch_takes_our_own_product(cpu: CpuOps) -> None:
+    tried: list[tuple[str, int]] = []
+    ops = CpuOps(cpu.library, "tested", failing({"onednn"}, tried))
     weight = torch.randn(40, 30)
     for _ in range(3):
         assert isinstance(ops.linear(weight), FixedLinear)
-    assert tried == ["onednn"]  # once a shape
+    assert tried == [("onednn", 40), ("fixed", 40)]  # once a shape
     assert isinstance(CpuOps(cpu.library, "tested").linear(weight), OneDnnLinear)
     x = torch.randn(9, 30)
     assert torch.allclose(ops.linear(weight)(x), x @ weight.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fixed", "tested"])
+def test_a_mismatch_of_our_own_product_takes_rows_one_by_one(cpu: CpuOps, method: LinearMethod) -> None:
+    ops = CpuOps(cpu.library, method, failing({"onednn", "fixed"}, []))
+    weight, bias, x = torch.randn(40, 30), torch.randn(40), torch.randn(2, 9, 30)
+    linear = ops.linear(weight, bias)
+    assert isinstance(linear, RowByRowLinear)
+    assert rows_agree(linear)
+    assert torch.allclose(linear(x), x @ weight.T + bias, atol=1e-5)
+    assert linear(x[:0]).shape == (0, 9, 40)
+    assert isinstance(CpuOps(cpu.library, "fixed").linear(weight, bias), FixedLinear)
+
+
+def test_of_a_wide_weight_a_few_panels_are_tried(cpu: CpuOps) -> None:
+    tried: list[tuple[str, int]] = []
+    ops = CpuOps(cpu.library, "fixed", failing(set(), tried))
+    linear = ops.linear(torch.randn(1_003, 30))
+    assert isinstance(linear, FixedLinear)
+    assert tried == [("fixed", TEST_PANELS * linear.panel + 1_003 % linear.panel)]
+    ops.linear(torch.randn(1_003, 30))
+    ops.linear(torch.randn(1_003, 31))
+    assert len(tried) == 2
 
 
 def test_torch_without_the_private_operators(cpu: CpuOps, monkeypatch: pytest.MonkeyPatch) -> None:

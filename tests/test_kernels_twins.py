@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hybridcache.kernels.cpu import CpuOps
 from hybridcache.kernels.dispatch import build_ops
-from hybridcache.kernels.ops import Ops
+from hybridcache.kernels.ops import Activation, Ops
 from hybridcache.kernels.reference import ReferenceOps
 from tests.kernel_cases import Case, Piece, full_cases, quick_cases
 
@@ -119,6 +119,8 @@ ROW_OPS: dict[str, Callable[[Ops, Tensor, Tensor, Tensor], Tensor]] = {
     "gelu_mul": lambda ops, x, y, w: ops.gelu_mul(x, y),
     "gelu_tanh_mul": lambda ops, x, y, w: ops.gelu_tanh_mul(x, y),
     "softmax": lambda ops, x, y, w: ops.softmax(x),
+    "add": lambda ops, x, y, w: ops.add(x, y),
+    "add_part": lambda ops, x, y, w: ops.add(x, y, 0.22),
     "rms_norm": lambda ops, x, y, w: ops.rms_norm(x, w, 1e-5),
     "rms_norm_plain": lambda ops, x, y, w: ops.rms_norm(x, None, 1e-5),
     "rms_norm_unit": lambda ops, x, y, w: ops.rms_norm(x, w, 1e-5, add_unit_offset=True),
@@ -150,6 +152,32 @@ def test_heads_of_a_wider_tensor(cpu: CpuOps, name: str) -> None:
     x, y = heads[:, :3], heads[:, 3:6]
     actual = ROW_OPS[name](cpu, x, y, w)
     assert torch.equal(actual, ROW_OPS[name](cpu, x.contiguous(), y.contiguous(), w))
+
+
+@pytest.mark.parametrize(("act", "gated"), [("silu", True), ("gelu_tanh", True), ("relu2", False)])
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 100])
+def test_experts(cpu: CpuOps, act: Activation, gated: bool, width: int) -> None:
+    """Against the twin over the same products; rows alone, and experts that are not all our own product."""
+    inner, count, top_k = 37, 5, 2
+    weights = [(torch.randn((1 + gated) * inner, width), torch.randn(width, inner)) for _ in range(count)]
+    x, shares = torch.randn(9, width), torch.rand(9, top_k)
+    chosen = torch.stack([torch.randperm(count)[:top_k] for _ in range(9)])
+    chosen[chosen == 3] = 4  # one expert has nothing to do
+    chosen[:, 1] = torch.where(chosen[:, 0] == chosen[:, 1], 0, chosen[:, 1])
+    twin = ReferenceOps()
+    wide = [(twin.linear(into.double()), twin.linear(out.double())) for into, out in weights]
+    truth = twin.experts(x.double(), shares.double(), chosen, wide, act, gated=gated)
+    own = CpuOps(cpu.library, "fixed")
+    packed = [(own.linear(into), own.linear(out)) for into, out in weights]
+    actual = own.experts(x, shares, chosen, packed, act, gated=gated)
+    assert_close(actual, truth, 4 * TOLERANCE)
+    ones = [
+        own.experts(x[i : i + 1], shares[i : i + 1], chosen[i : i + 1], packed, act, gated=gated)
+        for i in range(len(x))
+    ]
+    assert torch.equal(torch.cat(ones), actual)
+    mixed = [(twin.linear(into), out) for (into, _), (_, out) in zip(weights, packed, strict=True)]
+    assert_close(own.experts(x, shares, chosen, mixed, act, gated=gated), truth, 4 * TOLERANCE)
 
 
 def test_functions_over_the_whole_range(cpu: CpuOps) -> None:

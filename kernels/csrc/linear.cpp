@@ -1,7 +1,7 @@
 // Matrix product with a fixed order of summation: out[m, n] = bias[n] + the sums over 256 k each, in ascending
 // order, of x[m, k] weight[n, k], k ascending, whatever the number of rows. (One chain over all k would be less
 // exact.) The weight is packed in panels [in, 2 VL] of outputs.
-#include "storage.h"
+#include "kernels.h"
 
 namespace {
 using namespace hc;
@@ -10,11 +10,6 @@ constexpr int64_t kPanel = 2 * VL, kChain = 256;
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kRowTile = 192;  // rows that pass by while a panel's part of one chain (16 KiB) stays in L1
 
-struct Weight {
-  void* packed;
-  const float* bias;  // [out padded to whole panels]
-  int64_t in, outs, dtype;
-};
 struct Args {
   Rows x, out;
   const void* packed;
@@ -120,9 +115,10 @@ void pack(const Weight& w, const T* from) {
 extern "C" void hc_pack_linear(const Weight* w, const void* from) {
   w->dtype == F32 ? pack(*w, static_cast<const float*>(from)) : pack(*w, static_cast<const uint16_t*>(from));
 }
-// x [rows, in], `stride` floats from one row to the next, to out [rows, outs].
-extern "C" void hc_linear(const Weight* w, float* x, int64_t stride, float* out, int64_t rows, int64_t threads) {
-  const Args p{{x, stride}, {out, w->outs}, w->packed, w->bias, rows, w->in, w->outs};
-  w->dtype == F32 ? run<float>(p, threads) : run<uint16_t>(p, threads);
+// x [rows, in] to out [rows, outs].
+extern "C" void hc_linear(const LinearArgs* args, const Batch*, int64_t threads) {
+  const Weight& w = *args->weight;
+  const Args p{args->x, args->out, w.packed, w.bias, args->rows, w.in, w.outs};
+  w.dtype == F32 ? run<float>(p, threads) : run<uint16_t>(p, threads);
 }
 extern "C" int64_t hc_panel() { return kPanel; }

@@ -1,12 +1,10 @@
 // Work on rows: norms, activations, softmax, largest elements, rotary positions.
 #include <cmath>
 
-#include "storage.h"
+#include "kernels.h"
 
 namespace {
 using namespace hc;
-
-enum Function : int64_t { SILU, SIGMOID, SOFTPLUS, GELU, GELU_TANH, RELU2 };
 
 template <class F>
 void each_row(int64_t rows, int64_t threads, F run) {
@@ -27,11 +25,7 @@ void map(const Rows& x, const Rows& factor, const Rows& out, int64_t rows, int64
 
 }  // namespace
 
-struct MapArgs {
-  Rows x, factor, out;
-  int64_t rows, width, function;
-};
-extern "C" void hc_map(const MapArgs* p, int64_t threads) {
+extern "C" void hc_map(const MapArgs* p, const Batch*, int64_t threads) {
   const auto run = [&](auto f) { map(p->x, p->factor, p->out, p->rows, p->width, threads, f); };
   switch (p->function) {
     case SILU: return run([](vf v) { return silu(v); });
@@ -49,7 +43,7 @@ struct NormArgs {
   int64_t rows, width, groups, gate_first;
   float eps, offset;
 };
-extern "C" void hc_rms_norm(const NormArgs* args, int64_t threads) {
+extern "C" void hc_rms_norm(const NormArgs* args, const Batch*, int64_t threads) {
   const NormArgs& p = *args;
   const int64_t part = p.width / p.groups;
   each_row(p.rows, threads, [&](int64_t r) {
@@ -78,11 +72,27 @@ extern "C" void hc_rms_norm(const NormArgs* args, int64_t threads) {
   });
 }
 
+struct AddArgs {
+  Rows x, y, out;
+  int64_t rows, width;
+  float factor;
+};
+// out = x + factor y.
+extern "C" void hc_add(const AddArgs* args, const Batch*, int64_t threads) {
+  const AddArgs& p = *args;
+  each_row(p.rows, threads, [&](int64_t r) {
+    for (int64_t i = 0; i < p.width; i += VL) {
+      const vf x = load_upto(p.x.row(r) + i, p.width - i), y = load_upto(p.y.row(r) + i, p.width - i);
+      store_upto(p.out.row(r) + i, x + y * p.factor, p.width - i);
+    }
+  });
+}
+
 struct SoftmaxArgs {
   Rows x, out;
   int64_t rows, width;
 };
-extern "C" void hc_softmax(const SoftmaxArgs* args, int64_t threads) {
+extern "C" void hc_softmax(const SoftmaxArgs* args, const Batch*, int64_t threads) {
   const SoftmaxArgs& p = *args;
   each_row(p.rows, threads, [&](int64_t r) {
     const float* x = p.x.row(r);
@@ -105,7 +115,7 @@ struct TopKArgs {
   int64_t rows, width, k;
 };
 // Descending; of equal elements the lower index first. NaN counts as the largest.
-extern "C" void hc_top_k(const TopKArgs* args, int64_t threads) {
+extern "C" void hc_top_k(const TopKArgs* args, const Batch*, int64_t threads) {
   const TopKArgs& p = *args;
   const auto before = [](float a, float b) { return a > b || (a != a && b == b); };
   each_row(p.rows, threads, [&](int64_t r) {
@@ -129,7 +139,7 @@ struct RopeTableArgs {
   int64_t rows, width;
   float scaling;
 };
-extern "C" void hc_rope_table(const RopeTableArgs* args, int64_t threads) {
+extern "C" void hc_rope_table(const RopeTableArgs* args, const Batch*, int64_t threads) {
   const RopeTableArgs& p = *args;
   each_row(p.rows, threads, [&](int64_t r) {
     for (int64_t i = 0; i < p.width; ++i) {
@@ -145,7 +155,7 @@ struct RopeArgs {
   const float *cos, *sin;  // [rows, pairs]
   int64_t rows, heads, head_dim, pairs;
 };
-extern "C" void hc_rope(const RopeArgs* args, int64_t threads) {
+extern "C" void hc_rope(const RopeArgs* args, const Batch*, int64_t threads) {
   const RopeArgs& p = *args;
   each_row(p.rows, threads, [&](int64_t r) {
     const float *cos = p.cos + r * p.pairs, *sin = p.sin + r * p.pairs;

@@ -9,7 +9,7 @@ struct StoreArgs {
   int64_t kv_heads, head_dim;
 };
 
-extern "C" void hc_store_kv(const StoreArgs* args, const Batch* batch) {
+extern "C" void hc_store_kv(const StoreArgs* args, const Batch* batch, int64_t) {
   const StoreArgs& p = *args;
   const int64_t width = p.kv_heads * p.head_dim;
   for (int64_t t = 0; t < batch->num_tokens; ++t) {
