@@ -137,7 +137,7 @@ class Reclaimer:
             if node.row >= 0 and not node.children and not node.pins and node.slot is None:
                 self._remember(node, Gone.EXPIRED)
                 store.stats.expirations += 1
-                store.tidy(store.remove(node), cascade=True)
+                store.tidy(store.remove(node))
         size = table.size
         store.next_expiry = float(
             np.minimum(table.expires_at[:size], table.slot_expires_at[:size]).min(initial=FOREVER)

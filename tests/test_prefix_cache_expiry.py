@@ -1,9 +1,11 @@
 """Time to live: sliding, per node, never a parent before its child, and never under a lease."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
+from hybridcache.lease import Lease
 from hybridcache.namespace import Namespace
 from hybridcache.policies.build import build_admission, build_eviction
 from hybridcache.spec import ModelSpec
@@ -181,3 +183,28 @@ def test_lost_tokens_of_an_expired_path() -> None:
     driver.serve(range(10))
     driver.now = 20.0
     assert driver.serve([*range(10), 50]).lost == {"expired": 10, "new": 1}
+
+
+def test_what_outlives_an_expired_leaf_stays_matchable() -> None:
+    """A path without a checkpoint of its own, under a longer one that lives shorter."""
+    cache, space = make().cache, Namespace()
+
+    def serve(prompt: Sequence[int], now: float, ttl_seconds: float, *, whole: bool = True) -> None:
+        lease = cache.acquire(prompt, space, now, ttl_seconds=ttl_seconds)
+        assert isinstance(lease, Lease) and cache.reserve(lease, len(prompt) - lease.hit, now)
+        cache.computed(lease, prompt[lease.hit :], now)
+        if whole:
+            cache.finish(lease, len(prompt), now)
+        else:
+            cache.drop(lease, now)
+        cache.check()
+
+    serve(range(12), 0.0, 100.0, whole=False)
+    serve(range(20), 0.0, 5.0)
+    assert cache.match_prefix(range(30), space, 4.9) == (20, 20)
+    assert cache.match_prefix(range(30), space, 5.0) == (0, 12)
+    serve([80], 5.0, 100.0)
+    assert cache.stats.expirations >= 1
+    assert cache.match_prefix(range(30), space, 5.0) == (0, 12), "freeing what expired takes nothing else"
+    serve([81], 100.0, 1.0)
+    assert cache.match_prefix(range(30), space, 5.0) == (0, 0)
