@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridcache.prefix_hash import PrefixHash
+from hybridcache.node import TOKEN_BYTES
+from hybridcache.prefix_hash import Digest, PrefixHash
 from hybridcache.spec import ModelSpec
 
 
@@ -26,8 +27,7 @@ class WorkingSet:
     def __init__(self, spec: ModelSpec, block_size: int) -> None:
         self._spec = spec
         self._block_size = block_size
-        self._hash = PrefixHash()
-        self._numbers: dict[tuple[int, int], int] = {}  # digest of a prefix -> its last block's number
+        self._numbers: dict[Digest, int] = {}  # digest of a prefix -> its last block's number
         self._above = array("q")  # by block: the one before it; -1 for the first
         self._there = array("d")  # by block: seconds
         self._used = array("d")  # by block: seconds of the last use of it or of one that comes after it
@@ -43,11 +43,12 @@ class WorkingSet:
         if resumed_from is not None:
             self._checkpoints.extend((resumed_from, now))
         size = self._block_size
-        digests = self._hash.running((0, 0), tokens, 0)[:, ::size].T.tolist()
+        step, prefix = size * TOKEN_BYTES, PrefixHash()
         above = -1
         hit_blocks = -(-hit // size)
-        for place, (high, low) in enumerate(digests[1:], 1):
-            number = self._numbers.setdefault((high, low), len(self._above))
+        for place in range(1, len(tokens) // step + 1):
+            prefix.update(tokens[(place - 1) * step : place * step])
+            number = self._numbers.setdefault(prefix.intdigest(), len(self._above))
             if number == len(self._above):
                 self._above.append(above)
                 self._there.append(now)
