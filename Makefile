@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full bench clean
+.PHONY: demo serve test test-full bench clean
 
 # Each stamp is newer than what it was installed from, so that a second `make` installs nothing.
 $(VENV)/.experiments: pyproject.toml constraints.txt
@@ -11,11 +11,18 @@ $(VENV)/.experiments: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.experiments
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,models,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,models,serve,dev]'
+	touch $@
+
+$(VENV)/.serve: $(VENV)/.experiments
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,serve]'
 	touch $@
 
 demo: $(VENV)/.experiments
 	$(BIN)/python -m hybridcache.experiments.demo
+
+serve: $(VENV)/.serve
+	$(BIN)/hybridcache serve tiny --max-model-len 8192 $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/ruff check .

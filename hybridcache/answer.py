@@ -49,6 +49,7 @@ class Answer:
         stop = self._num_given()
         return Sample(
             request.output[:stop],
+            len(request.output),
             None if text is None else text.text(),
             request.finish_reason.value,
             None if text is None else text.stopped_at,

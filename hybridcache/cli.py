@@ -8,6 +8,7 @@ from importlib import import_module
 
 MODULES = {
     "trace": ("hybridcache.experiments.trace_command", "describe a request trace, or convert it to .npz"),
+    "serve": ("hybridcache.server.command", "serve a model over HTTP: OpenAI's API, and Anthropic's messages"),
 }
 """Commands with a module of their own: `add_arguments(parser)`, and `run(options)` -> what to print."""
 
@@ -26,7 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A command that needs torch or pyarrow imports it, the others start without.
         if given[:1] == [name]:
             import_module(module).add_arguments(command)
-    options = parser.parse_args(given)
+    options, rest = parser.parse_known_args(given)
+    # Of arguments of any number argparse takes those before the first option alone.
+    late = [word for word in rest if hasattr(options, "overrides") and not word.startswith("-")]
+    if unknown := [word for word in rest if word not in late]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if late:
+        options.overrides += late
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         if options.command == "doctor":

@@ -14,7 +14,7 @@ from hybridcache.prefix_cache import RequestTooLarge
 from hybridcache.request import Request
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.spec import ModelSpec
-from hybridcache.text_codec import TextCodec
+from hybridcache.text_codec import ChatPrompt, TextCodec
 from hybridcache.text_stream import TextStream
 from hybridcache.tokens import TokenIds, as_token_ids
 
@@ -51,20 +51,22 @@ class Intake:
 
     def answers(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ChatPrompt,
         params: SamplingParams,
         cache_salt: str | None,
         *,
-        boundaries: Sequence[int] = (),
-        turn_end: int | None = None,
         priority: int = 0,
+        ttl_seconds: float | None = None,
     ) -> list[Answer]:
         """The `n` answers to a prompt, still to be submitted.
 
         Raises ValueError naming what is wrong; RequestTooLarge for what the model or the budget cannot hold.
         """
-        tokens = self._tokens(prompt)
+        chat = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(self._tokens(prompt))
+        tokens = self._tokens(chat.token_ids)
         self._check_params(params)
+        if ttl_seconds is not None and not 0 < ttl_seconds < float("inf"):
+            raise ValueError(f"ttl_seconds={ttl_seconds!r}: give seconds above 0, or None for the worker's")
         salt = _checked_salt(cache_salt)
         max_tokens = self._max_tokens(len(tokens), params)
         ends = frozenset(params.stop_token_ids)
@@ -84,8 +86,10 @@ class Intake:
                 namespace=Namespace(self.spec.fingerprint, salt=_private(request_id) if private else salt),
                 arrival=arrival,
                 end_token_ids=ends,
-                boundaries=boundaries,
-                turn_end=turn_end,
+                boundaries=chat.boundaries,
+                turn_end=chat.turn_end,
+                hints=chat.hints,
+                ttl_seconds=ttl_seconds,
                 priority=priority,
                 sample=sample,
                 reader=reader,

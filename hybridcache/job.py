@@ -55,6 +55,7 @@ class Job:
     def _give(self, answer: Answer) -> None:
         chunk = answer.chunk()
         if chunk is not None:
+            self.stream.num_cached_tokens = self.requests[0].hit
             self.stream.put(chunk)
         # Several may finish in one step: the output waits until each has given its last chunk.
         if not self.stream.ended and all(each.ended for each in self._answers):
@@ -68,6 +69,7 @@ class Job:
         judged = first.params.prompt_logprobs is not None
         return RequestOutput(
             self.stream.request_id,
+            first.prompt,
             first.num_prompt,
             first.hit,
             dict(first.lost),

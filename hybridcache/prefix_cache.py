@@ -158,6 +158,7 @@ class PrefixCache:
         max_tokens: int = 1,
         boundaries: Sequence[int] = (),
         turn_end: int | None = None,
+        hints: Sequence[int] = (),
         ttl_seconds: float | None = None,
         waited: Collection[int] = (),
         reserve: int = 0,
@@ -167,10 +168,11 @@ class PrefixCache:
 
         ``tokens`` [P] is the prompt; ``max_tokens`` how many may be generated (the last one is never
         computed); ``boundaries`` the ends of its messages, ascending, for explaining losses;
-        ``turn_end`` the end of the last user turn, a hint for admission; ``waited`` the positions this
-        request has waited for before; ``reserve`` how many of the tokens to compute get their blocks at
-        once; ``first`` False when a preempted request comes back (it is not
-        counted again). None and Wait change nothing but the plan of the lease to wait for.
+        ``turn_end`` the end of the last user turn and ``hints`` other positions likely to be left by
+        prompts to come, both for admission; ``waited`` the positions this request has waited for before;
+        ``reserve`` how many of the tokens to compute get their blocks at once; ``first`` False when the
+        prompt has been counted: a preempted request comes back, or it asks for another answer.
+        None and Wait change nothing but the plan of the lease to wait for.
 
         Raises RequestTooLarge when the request could never fit, ValueError for an empty prompt, ids
         out of range or a bad limit.
@@ -205,8 +207,9 @@ class PrefixCache:
             return None
         lease.ttl_seconds = ttl
         if store.recurrent:
+            block_size = store.blocks.block_size
             facts = PromptFacts(
-                num_prompt, lease.hit, lease.matched, path_goes_on, turn_end, store.blocks.block_size
+                num_prompt, lease.hit, lease.matched, path_goes_on, turn_end, block_size, tuple(hints)
             )
             make_plan(lease, facts, self.admission)
         lease.lost = lost

@@ -57,8 +57,9 @@ class Request:
 
     __slots__ = (
         "id", "prompt", "params", "max_tokens", "end_token_ids", "namespace", "arrival", "boundaries",
-        "turn_end", "ttl_seconds", "priority", "script", "sample", "reader", "private", "prompt_choices",
-        "output", "lease", "wait", "waited", "finish_reason", "error", "hit", "matched", "lost",
+        "turn_end", "hints", "ttl_seconds", "priority", "script", "sample", "reader", "private",
+        "prompt_choices", "output", "lease", "wait", "waited", "finish_reason", "error", "hit", "matched",
+        "lost",
         "num_preemptions", "admitted_at", "first_token_at", "finished_at",
     )  # fmt: skip
 
@@ -74,6 +75,7 @@ class Request:
         end_token_ids: frozenset[int] = frozenset(),
         boundaries: Sequence[int] = (),
         turn_end: int | None = None,
+        hints: Sequence[int] = (),
         ttl_seconds: float | None = None,
         priority: int = 0,
         script: TokenIds | None = None,
@@ -95,7 +97,10 @@ class Request:
         """Ends of the prompt's messages, tokens, ascending."""
         self.turn_end = turn_end
         """End of the last user turn, tokens, where it is known."""
+        self.hints = hints
+        """Positions in the prompt where others are likely to leave it, tokens, ascending."""
         self.ttl_seconds = ttl_seconds
+        """How long what it computes or reads lives, seconds; None: the cache's own."""
         self.priority = priority
         """Lower runs first."""
         self.script = script

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hybridcache.request import Choice
+from hybridcache.tokens import TokenIds
 
 
 class Chunk(NamedTuple):
@@ -27,6 +28,8 @@ class Sample:
 
     token_ids: Sequence[int]
     """The end token and what a stop text cut off are not among them, nor a token that it cut in two."""
+    num_generated_tokens: int
+    """All that were generated but for the end token: those that a stop text cut off too."""
     text: str | None
     """None without a tokenizer."""
     finish_reason: str
@@ -42,6 +45,8 @@ class RequestOutput:
     """The answers to one prompt. The prompt counts once, however many answers there are."""
 
     request_id: str
+    prompt_token_ids: Sequence[int] | TokenIds
+    """[num_prompt_tokens]"""
     num_prompt_tokens: int
     num_cached_tokens: int
     """Prompt tokens that were not computed for the first answer; the others share what it computes."""

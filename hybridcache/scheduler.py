@@ -178,9 +178,10 @@ class Scheduler:
             reserve=num_reserved,
             boundaries=request.boundaries,
             turn_end=request.turn_end,
+            hints=request.hints,
             ttl_seconds=request.ttl_seconds,
             waited=request.waited,
-            first=request.admitted_at is None,
+            first=request.admitted_at is None and not request.sample,
         )
 
     def _start(self, request: Request, lease: Lease, now: float) -> None:

@@ -20,8 +20,11 @@ class Stream:
     cancelled in it, aborts the request. Whatever the request failed with is raised.
     """
 
-    def __init__(self, request_id: str, abort: Callable[[], object]) -> None:
+    def __init__(self, request_id: str, abort: Callable[[], object], num_prompt_tokens: int = 0) -> None:
         self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_cached_tokens = 0
+        """Prompt tokens that were not computed; known once the first chunk is there."""
         self._abort = abort
         self._changed = threading.Condition()
         self._chunks: deque[Chunk] = deque()

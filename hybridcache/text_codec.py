@@ -1,27 +1,41 @@
 """A tokenizer's three uses: prompts from texts, texts from answers, prompts from chats."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
+from hybridcache.chat_outline import TEMPLATE_ERRORS, Breakpoint, ChatOutline, Message
 from hybridcache.text_stream import Decode
+from hybridcache.tokens import TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, Any]
-"""As chat templates take them: a `role`, and usually a `content`."""
+RESERVED: Final = frozenset(
+    ("conversation", "chat_template", "tokenize", "return_dict", "return_tensors", "padding", "truncation",
+     "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask", "add_generation_prompt",
+     "continue_final_message", "messages")
+)  # fmt: skip
+"""Names that a client cannot set for a template: the codec's own."""
 
 
-class ChatPrompt(NamedTuple):
-    """A chat as tokens."""
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat as tokens; positions are tokens from its start."""
 
-    token_ids: list[int]
-    boundaries: list[int]
-    """Ends of the messages, in tokens, ascending; those that the template lets be found."""
-    turn_end: int | None
-    """End of the last user message, in tokens."""
+    token_ids: Sequence[int] | TokenIds
+    boundaries: Sequence[int] = ()
+    """Ends of the messages, ascending; those that the template lets be found."""
+    turn_end: int | None = None
+    """End of the last user message."""
+    hints: Sequence[int] = ()
+    """Where chats to come may leave it, ascending: behind tools and system prompt, and at breakpoints."""
+    breakpoints: Sequence[int] = ()
+    """Those of them that the client named."""
 
 
 class TextCodec:
@@ -29,53 +43,74 @@ class TextCodec:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        self._encoding = Lock()
+        self._lock = Lock()
         self.decode: Decode = _decoder(copy.deepcopy(tokenizer))
         """Text of token ids, without special tokens. One thread at a time."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer puts around one."""
-        with self._encoding:
-            tokens: list[int] = self._tokenizer.encode(text)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens that the tokenizer puts around one.
+
+        Raises ValueError for a text that is no Unicode (a lone surrogate).
+        """
+        _check_unicode(text)
+        with self._lock:
+            tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return tokens
 
-    def chat(self, messages: Sequence[Message], **template_settings: object) -> ChatPrompt:
+    def texts(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, special tokens included."""
+        with self._lock:
+            return [str(self._tokenizer.decode([token])) for token in token_ids]
+
+    def text(self, token_ids: Sequence[int] | TokenIds) -> str:
+        """The text of tokens together, special tokens included."""
+        with self._lock:
+            return str(self._tokenizer.decode([int(token) for token in token_ids]))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        breakpoints: Sequence[Breakpoint] = (),
+        continue_final: bool = False,
+        **template_settings: object,
+    ) -> ChatPrompt:
         """A chat through the checkpoint's template, up to where the answer begins.
 
-        Raises ValueError without messages or without a template.
+        With ``continue_final`` the answer goes on from the last message. Raises ValueError without messages
+        or without a template, and for what the template refuses.
         """
         if not messages:
             raise ValueError("the chat is empty: give at least one message")
         if self._tokenizer.chat_template is None:
             raise ValueError("the checkpoint's tokenizer has no chat template: give texts or token ids")
-        text = self._render(messages, add_generation_prompt=True, **template_settings)
-        with self._encoding:
+        if refused := RESERVED & template_settings.keys():
+            raise ValueError(f"{', '.join(sorted(refused))}: not to be set for a chat template")
+        how = "continue_final_message" if continue_final else "add_generation_prompt"
+        settings: dict[str, Any] = template_settings
+        text = self._render(messages, **{**settings, how: True})
+        _check_unicode(text)
+        with self._lock:
             encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        starts = [start for start, _ in encoded["offset_mapping"]]
-        ends = self._message_ends(messages, text, **template_settings)
-        at = {characters: _tokens_before(starts, characters) for characters in ends.values()}
-        users = [i for i, message in enumerate(messages, 1) if message.get("role") == "user" and i in ends]
+        token_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+        starts, stops = [start for start, _ in offsets], [stop for _, stop in offsets]
+        outline = ChatOutline(partial(self._render, **settings), messages, text)
+        ends = outline.message_ends()
+        at = {count: bisect_left(starts, end) for count, end in ends.items()}
+        users = [count for count in ends if messages[count - 1].get("role") == "user"]
+        named = sorted({bisect_right(stops, end) for end in map(outline.position, breakpoints) if end})
+        head = bisect_right(stops, outline.head_end(ends, tools=bool(template_settings.get("tools"))))
+        hints = {*named, head} - {0, len(token_ids)}
         return ChatPrompt(
-            list(encoded["input_ids"]), sorted(set(at.values())), at[ends[users[-1]]] if users else None
+            token_ids, sorted(set(at.values())), at[users[-1]] if users else None, sorted(hints), named
         )
-
-    def _message_ends(self, messages: Sequence[Message], text: str, **settings: object) -> dict[int, int]:
-        """Characters of ``text`` before the end of the first k messages, by k."""
-        from jinja2 import TemplateError
-
-        ends = {}
-        for count in range(1, len(messages) + 1):
-            try:
-                part = self._render(messages[:count], add_generation_prompt=False, **settings)
-            except TemplateError:
-                continue  # there are templates that refuse a chat without a user's message
-            if part and text.startswith(part):
-                ends[count] = len(part)
-        return ends
 
     def _render(self, messages: Sequence[Message], **settings: object) -> str:
         chat = [dict(message) for message in messages]
-        text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, **settings)
+        try:
+            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, **settings)
+        except TEMPLATE_ERRORS as error:
+            raise ValueError(f"the chat template refuses this chat: {error}") from error
         return text
 
 
@@ -96,6 +131,9 @@ def _decoder(tokenizer: "PreTrainedTokenizerBase") -> Decode:
     return decode_slowly
 
 
-def _tokens_before(starts: Sequence[int], characters: int) -> int:
-    """Tokens that begin before a character; `starts` are their first characters."""
-    return sum(start < characters for start in starts)
+def _check_unicode(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text is no Unicode: {error.reason} at character {error.start}") from error

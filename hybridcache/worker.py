@@ -1,16 +1,16 @@
 """The Python serving API: prompts in, answers out, over one model and one prefix cache."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import torch
 
+from hybridcache.chat_outline import Message
 from hybridcache.engine import Engine
 from hybridcache.engine_thread import EngineThread, WorkerClosed
 from hybridcache.intake import Intake, Prompt, prompts_of
@@ -18,6 +18,7 @@ from hybridcache.job import Job
 from hybridcache.kernels.dispatch import build_ops
 from hybridcache.models.load import LoadedModel, load_model
 from hybridcache.namespace import Namespace
+from hybridcache.open_jobs import OpenJobs, QueueFull
 from hybridcache.policies.build import build_admission, build_eviction
 from hybridcache.prefix_cache import PrefixCache, RequestTooLarge
 from hybridcache.request_output import RequestOutput
@@ -26,10 +27,18 @@ from hybridcache.sampling_params import SamplingParams
 from hybridcache.scheduler import SchedulerConfig
 from hybridcache.served_model import MonotonicClock, build_engine, checkpoint_folder, model_length
 from hybridcache.stream import Stream
-from hybridcache.text_codec import Message, TextCodec
+from hybridcache.text_codec import ChatPrompt, TextCodec
 from hybridcache.worker_stats import WorkerStats
 
-__all__ = ["RequestOutput", "RequestTooLarge", "SamplingParams", "Stream", "Worker", "WorkerClosed"]
+__all__ = [
+    "QueueFull",
+    "RequestOutput",
+    "RequestTooLarge",
+    "SamplingParams",
+    "Stream",
+    "Worker",
+    "WorkerClosed",
+]
 
 T = TypeVar("T")
 
@@ -44,10 +53,11 @@ class Worker:
 
     ``model`` is a preset (`hybridcache.models.presets.PRESETS`) or a folder with a checkpoint of
     transformers; ``budget_gb`` (1e9 bytes) is shared by KV blocks and checkpoints, weights not counted;
-    ``max_num_batched_tokens`` are the tokens of a step, and so of a prompt's chunk; ``order`` is fcfs or
-    longest_hit; entries that nobody used for ``ttl_seconds`` expire; ``cache=False`` reuses and keeps
-    nothing; ``threads`` are torch's, in the whole process; ``backend`` as in `build_ops`;
-    ``debug_poison`` fills freed memory with NaN.
+    ``max_num_batched_tokens`` are the tokens of a step, and so of a prompt's chunk; beside ``max_num_seqs``
+    requests that run ``max_queue`` may wait; ``eviction`` and ``admission`` are names of policies, or
+    mappings of a ``name`` and settings; ``order`` is fcfs or longest_hit; entries that nobody used for
+    ``ttl_seconds`` expire; ``cache=False`` reuses and keeps nothing; ``threads`` are torch's, in the whole
+    process; ``backend`` as in `build_ops`; ``debug_poison`` fills freed memory with NaN.
 
     Raises ValueError for a bad setting, and what loading raises.
     """
@@ -59,9 +69,10 @@ class Worker:
         budget_gb: float = 1.0,
         dtype: str = "float32",
         block_size: int = 16,
-        eviction: str = "age_density",
-        admission: str = "branch_final_prompt",
+        eviction: str | Mapping[str, object] = "age_density",
+        admission: str | Mapping[str, object] = "branch_final_prompt",
         max_num_seqs: int | None = None,
+        max_queue: int | None = None,
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         order: str = "fcfs",
@@ -76,14 +87,14 @@ class Worker:
             raise ValueError(f"budget_gb={budget_gb!r}: give the gigabytes (1e9 bytes) of the cache, above 0")
         if threads is not None and threads < 1:
             raise ValueError(f"threads={threads}: give at least 1, or None for torch's own choice")
+        if max_queue is not None and max_queue < 0:
+            raise ValueError(f"max_queue={max_queue}: give the requests that may wait, at least 0, or None")
         if max_num_seqs is None:
             max_num_seqs = min(256, max(max_num_batched_tokens, 1))
         limits = SchedulerConfig(max_num_seqs, max_num_batched_tokens, order)
         self._model_len = model_length(folder, max_model_len)
         clock = MonotonicClock()
-        self._lock = Lock()
-        self._jobs: dict[str, Job] = {}
-        """That have not ended, by the id that the client knows."""
+        self._jobs = OpenJobs(None if max_queue is None else max_num_seqs + max_queue)
         load = partial(load_model, ops=build_ops(backend), dtype=dtype)
         loaded: list[LoadedModel] = []
 
@@ -96,8 +107,8 @@ class Worker:
             prefix_cache = PrefixCache(
                 loaded[0].spec,
                 budget_bytes=int(budget_gb * 1e9),
-                eviction=build_eviction(eviction),
-                admission=build_admission(admission if cache else "final_only"),
+                eviction=build_eviction(**_policy(eviction)),
+                admission=build_admission(**_policy(admission if cache else "final_only")),
                 block_size=block_size,
                 ttl_seconds=ttl_seconds,
             )
@@ -133,8 +144,8 @@ class Worker:
 
         None: the checkpoint's own sampling defaults. Prompts with different ``cache_salt`` share nothing.
         Raises ValueError, before anything runs, for a prompt or parameter that cannot be; RequestTooLarge,
-        which is one, for what could never fit; WorkerClosed; and whatever a request failed with, after all
-        have ended.
+        which is one, for what could never fit; QueueFull; WorkerClosed; and whatever a request failed with,
+        after all have ended.
         """
         found = prompts_of(prompts)
         each = [params] * len(found) if params is None or isinstance(params, SamplingParams) else list(params)
@@ -153,21 +164,42 @@ class Worker:
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ChatPrompt,
         params: SamplingParams | None = None,
         *,
         cache_salt: str | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        ttl_seconds: float | None = None,
     ) -> Stream:
         """Queue one prompt and return at once; the stream gives the answer as it comes.
 
         ``request_id`` names it for `abort` and must not be in use; None: a new one. Requests of a lower
-        ``priority`` run first. Raises as `generate` does; RequestTooLarge from the stream.
+        ``priority`` run first. What the request computes or reads lives for ``ttl_seconds``; None: as long as
+        the worker says. Raises as `generate` does; RequestTooLarge from the stream where the budget is short.
         """
-        job = self._job(prompt, params, cache_salt, request_id=request_id, priority=priority)
+        job = self._job(
+            prompt, params, cache_salt, request_id=request_id, priority=priority, ttl_seconds=ttl_seconds
+        )
         self._start([job])
         return job.stream
+
+    def submit_all(
+        self,
+        prompts: Sequence[Prompt | ChatPrompt],
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        ttl_seconds: float | None = None,
+    ) -> list[Stream]:
+        """`submit` for several prompts together: all are queued before the next step, or none is."""
+        jobs = [
+            self._job(prompt, params, cache_salt, priority=priority, ttl_seconds=ttl_seconds)
+            for prompt in prompts
+        ]
+        self._start(jobs)
+        return [job.stream for job in jobs]
 
     def chat(
         self,
@@ -179,24 +211,12 @@ class Worker:
         **template_settings: object,
     ) -> Stream:
         """`submit` for a chat, put into the checkpoint's template; `.result()` waits for the answer."""
-        if self._codec is None:
-            raise ValueError("a chat: the checkpoint has no tokenizer")
-        chat = self._codec.chat(messages, **template_settings)
-        job = self._job(
-            chat.token_ids,
-            params,
-            cache_salt,
-            request_id=request_id,
-            boundaries=chat.boundaries,
-            turn_end=chat.turn_end,
-        )
-        self._start([job])
-        return job.stream
+        prompt = self.codec.chat(messages, **template_settings)  # type: ignore[arg-type]
+        return self.submit(prompt, params, cache_salt=cache_salt, request_id=request_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request after the running step; False when none of this id is there any more."""
-        with self._lock:
-            job = self._jobs.get(request_id)
+        job = self._jobs.get(request_id)
         if job is None:
             return False
         self._engine.abort(job)
@@ -208,6 +228,18 @@ class Worker:
     def health(self) -> bool:
         """Whether requests are taken: not closed, and the engine's thread alive."""
         return self._engine.healthy
+
+    @property
+    def codec(self) -> TextCodec:
+        """The checkpoint's tokenizer and chat template. Raises ValueError when it has none."""
+        if self._codec is None:
+            raise ValueError("the checkpoint has no tokenizer: give token ids")
+        return self._codec
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids lie below it."""
+        return self._spec.vocab_size
 
     @property
     def max_model_len(self) -> int:
@@ -278,42 +310,36 @@ class Worker:
 
     def _job(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ChatPrompt,
         params: SamplingParams | None,
         cache_salt: str | None,
         *,
         request_id: str | None = None,
-        boundaries: Sequence[int] = (),
-        turn_end: int | None = None,
         priority: int = 0,
+        ttl_seconds: float | None = None,
     ) -> Job:
         answers = self._intake.answers(
             prompt,
             self.default_params if params is None else params,
             cache_salt,
-            boundaries=boundaries,
-            turn_end=turn_end,
             priority=priority,
+            ttl_seconds=ttl_seconds,
         )
         name = request_id or uuid4().hex
-        stream = Stream(name, lambda: self._engine.abort(job))
-        job = Job(answers, stream, lambda: self._ended(name))
+        stream = Stream(name, lambda: self._engine.abort(job), answers[0].request.num_prompt)
+        jobs = self._jobs
+        job = Job(answers, stream, lambda: jobs.remove(name))
         return job
 
     def _start(self, jobs: Sequence[Job]) -> None:
-        names = [job.stream.request_id for job in jobs]
-        with self._lock:
-            used = [name for name in names if name in self._jobs]
-            if used:
-                raise ValueError(f"request_id={used[0]!r} is in use by a request that has not ended")
-            self._jobs.update(zip(names, jobs, strict=True))
+        self._jobs.add(jobs)
         try:
             self._engine.submit(jobs)
         except WorkerClosed:
-            for name in names:
-                self._ended(name)
+            for job in jobs:
+                self._jobs.remove(job.stream.request_id)
             raise
 
-    def _ended(self, name: str) -> None:
-        with self._lock:
-            self._jobs.pop(name, None)
+
+def _policy(named: str | Mapping[str, object]) -> dict[str, Any]:
+    return {"name": named} if isinstance(named, str) else dict(named)

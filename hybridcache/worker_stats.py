@@ -16,7 +16,7 @@ class WorkerStats:
     engine: EngineStats
     scheduler: SchedulerStats
     cache: CacheStats
-    """Here each of the `n` answers to a prompt counts as a request."""
+    """A prompt counts once, however many answers it has."""
     usage: Usage
     peak_bytes: int
     """The most bytes that blocks and slots ever held together."""

@@ -28,6 +28,8 @@ class PromptFacts(NamedTuple):
     turn_end: int | None
     """The end of the last user turn, where it is known."""
     block_size: int
+    hints: tuple[int, ...] = ()
+    """Other positions that prompts to come are likely to leave the prompt at, ascending."""
 
 
 class AdmissionPolicy:

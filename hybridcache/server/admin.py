@@ -1,0 +1,47 @@
+"""Endpoints about the server itself: /health, /version, /flush_cache."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse
+
+from hybridcache import __version__
+from hybridcache.server.body import Body
+from hybridcache.server.errors import ApiError, refused
+from hybridcache.worker import Worker
+
+
+class FlushBody(Body):
+    """What to forget."""
+
+    cache_salt: str | None = None
+
+
+def admin_routes(worker: Worker) -> APIRouter:
+    """The endpoints, for one worker."""
+    router = APIRouter(tags=["server"])
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        """200 while requests are taken; 503 once the engine has died or the server is stopping."""
+        healthy = worker.health
+        return JSONResponse({"status": "ok" if healthy else "down"}, 200 if healthy else 503)
+
+    @router.get("/version")
+    async def version() -> dict[str, Any]:
+        """Of the package."""
+        return {"version": __version__}
+
+    @router.post("/flush_cache")
+    async def flush_cache(body: FlushBody | None = None) -> dict[str, Any]:
+        """Forget what is cached, of one salt or of all; requests that run go on."""
+        if body is not None and body.cache_salt == "":
+            raise ApiError(400, "cache_salt='': give a text that is not empty, or none", param="cache_salt")
+        try:
+            await asyncio.to_thread(worker.flush, None if body is None else body.cache_salt)
+        except Exception as error:
+            raise refused(error) from error
+        return {"status": "ok"}
+
+    return router

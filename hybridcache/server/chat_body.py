@@ -1,0 +1,119 @@
+"""The body of /v1/chat/completions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hybridcache.sampling_params import SamplingParams
+from hybridcache.server.body import Body
+from hybridcache.server.chat_message import ChatMessage, Conversation, conversation
+from hybridcache.server.errors import ApiError
+from hybridcache.server.generation_body import GenerationBody, seconds
+from hybridcache.text_codec import ChatPrompt
+from hybridcache.worker import Worker
+
+
+class Tool(Body):
+    """A function that the model is told of."""
+
+    type: Literal["function"] = "function"
+    function: dict[str, Any]
+
+
+class ChatFields(Body):
+    """What makes a prompt of a chat: also the body of /tokenize."""
+
+    messages: list[ChatMessage]
+    tools: list[Tool] | None = None
+    continue_final_message: bool | None = Field(None, description="go on with the last message")
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat(self, worker: Worker) -> ChatPrompt:
+        """The chat through the checkpoint's template. Raises ApiError, ValueError."""
+        return chat_prompt(
+            worker,
+            conversation(self.messages),
+            tools=None if self.tools is None else [tool.model_dump() for tool in self.tools],
+            continue_final=bool(self.continue_final_message),
+            template_settings=self.chat_template_kwargs,
+        )
+
+
+class ChatBody(ChatFields, GenerationBody):
+    """OpenAI's fields, and those of GenerationBody."""
+
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = Field(None, description="the older name of max_completion_tokens")
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **GenerationBody.unsupported,
+        # Tools are put in the prompt; reading calls out of the answer is not built.
+        "tool_choice": ("none",),
+        "functions": ([],),
+        "function_call": ("none",),
+        "audio": (),
+        "modalities": (["text"],),
+        "prediction": (),
+        "web_search_options": (),
+        "chat_template": (),
+        "documents": ([],),
+        "echo": (False,),
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
+        "reasoning_effort": (),
+        "verbosity": (),
+    }
+
+    def checked(self) -> list[str]:
+        choice = (self.model_extra or {}).get("tool_choice")
+        if choice not in (None, "none"):
+            raise ApiError(
+                400,
+                f"tool_choice={choice!r}: calls are not read out of answers; leave it out, and tools are put "
+                "in the prompt and the answer comes as text",
+                param="tool_choice",
+                code="unsupported_field",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
+        return super().checked()
+
+    def sampling(self, worker: Worker) -> SamplingParams:
+        """How to sample. Raises ValueError."""
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.params(worker, max_tokens=most, logprobs=logprobs)
+
+    def cache_settings(self, headers: Mapping[str, str]) -> dict[str, Any]:
+        settings = super().cache_settings(headers)
+        if self.ttl is None:
+            settings["ttl_seconds"] = longest(conversation(self.messages).ttls)
+        return settings
+
+
+def chat_prompt(
+    worker: Worker,
+    chat: Conversation,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    continue_final: bool = False,
+    template_settings: Mapping[str, Any] | None = None,
+) -> ChatPrompt:
+    """A chat through the checkpoint's template. Raises ValueError."""
+    settings: dict[str, Any] = dict(template_settings or {})
+    own = sorted(settings.keys() & {"tools", "breakpoints", "continue_final"})
+    if own:
+        raise ValueError(f"chat_template_kwargs has {', '.join(own)}: not to be set there")
+    if tools:
+        settings["tools"] = list(tools)
+    return worker.codec.chat(
+        chat.messages, breakpoints=chat.breakpoints, continue_final=continue_final, **settings
+    )
+
+
+def longest(ttls: Sequence[str]) -> float | None:
+    """Of the times that breakpoints name, the longest, in seconds: a request has one."""
+    return max((found for ttl in ttls if (found := seconds(ttl)) is not None), default=None)

@@ -1,0 +1,44 @@
+"""The body of /v1/completions."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from hybridcache.sampling_params import SamplingParams
+from hybridcache.server.errors import ApiError
+from hybridcache.server.generation_body import GenerationBody
+from hybridcache.worker import Worker
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+MOST_PROMPTS = 1_024
+
+
+class CompletionBody(GenerationBody):
+    """OpenAI's fields, and those of GenerationBody."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {**GenerationBody.unsupported, "suffix": ("",)}
+
+    def prompts(self) -> list[str | list[int]]:
+        """One or several. Raises ApiError for none, and for too many."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        # An empty list is one prompt without tokens, which is refused as such.
+        if not self.prompt or isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        if len(self.prompt) > MOST_PROMPTS:
+            raise ApiError(400, f"{len(self.prompt)} prompts: give at most {MOST_PROMPTS}", param="prompt")
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+    def sampling(self, worker: Worker) -> SamplingParams:
+        """How to sample. Raises ValueError."""
+        return self.params(
+            worker,
+            max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )

@@ -1,0 +1,80 @@
+"""POST /v1/completions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hybridcache.request_output import Sample
+from hybridcache.server.answers import Answers, Part
+from hybridcache.server.completion_body import CompletionBody
+from hybridcache.server.errors import ApiError
+from hybridcache.server.logprobs import completion_logprobs
+from hybridcache.server.models_list import ServedModels
+from hybridcache.server.reply import Reply
+from hybridcache.text_codec import TextCodec
+from hybridcache.worker import RequestOutput, Stream, Worker
+
+
+class CompletionReply(Reply):
+    """Answers as texts."""
+
+    prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, model: str, body: CompletionBody, codec: TextCodec) -> None:
+        super().__init__(model, include_usage=body.include_usage)
+        self._codec = codec
+        self._logprobs = body.logprobs is not None
+        prompts: Sequence[str | list[int]] = body.prompts() if body.echo else ()
+        self._echo = [prompt if isinstance(prompt, str) else codec.text(prompt) for prompt in prompts]
+        self._given: dict[int, int] = {}
+        """Characters given in parts so far, by answer."""
+
+    def choice(self, prompt: int, sample: Sample, output: RequestOutput) -> dict[str, Any]:
+        logprobs = None
+        if self._logprobs:
+            judged = output.prompt_logprobs if self._echo else None
+            choices = [*(judged or ()), *(sample.logprobs or ())]
+            tokens = [*(output.prompt_token_ids if judged else ()), *sample.token_ids]
+            logprobs = completion_logprobs(tokens, choices, self._codec, 0)
+        return {"text": self._echoed(prompt) + (sample.text or ""), "logprobs": logprobs}
+
+    def delta(self, part: Part) -> dict[str, Any] | None:
+        chunk = part.chunk
+        at = self._given.get(part.choice)
+        text = chunk.text if at is not None else self._echoed(part.prompt) + chunk.text
+        if not text and not chunk.logprobs and chunk.finish_reason is None:
+            return None
+        self._given[part.choice] = (at or 0) + len(text)
+        logprobs = None
+        if self._logprobs:
+            logprobs = completion_logprobs(chunk.token_ids, chunk.logprobs, self._codec, at or 0)
+        return {"text": text, "logprobs": logprobs}
+
+    def _echoed(self, prompt: int) -> str:
+        return self._echo[prompt] if self._echo else ""
+
+
+def completion_routes(worker: Worker, models: ServedModels) -> APIRouter:
+    """The endpoint, for one worker."""
+    router = APIRouter(tags=["OpenAI"])
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Go on with a prompt, or each of several."""
+        headers = models.headers(body.checked())
+        model = models.check(body.model)
+        if body.echo and body.stream and body.logprobs is not None:
+            raise ApiError(400, "echo with logprobs: not in a stream", param="echo")
+
+        def submit() -> Sequence[Stream]:
+            params = body.sampling(worker)
+            return worker.submit_all(body.prompts(), params, **body.cache_settings(request.headers))
+
+        answers = await Answers.to(submit, body.n or 1)
+        reply = CompletionReply(model, body, worker.codec)
+        return await reply.respond(request, answers, stream=bool(body.stream), headers=headers)
+
+    return router

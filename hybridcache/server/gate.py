@@ -1,0 +1,86 @@
+"""What every request passes first: the API key, the size of its body, its id."""
+
+import hmac
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hybridcache.server.errors import ApiError, is_anthropic
+from hybridcache.server.settings import ServerSettings
+
+OPEN_PATHS = ("/health", "/version", "/metrics")
+"""Answered without a key: probes and scrapers have none, and no text of a client is in there."""
+MOST_ID = 128
+"""Characters of a request id that is given back."""
+
+
+class Gate:
+    """ASGI middleware; it leaves the streams of bodies and answers as they are."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in settings.api_keys]
+        self._most_bytes = settings.most_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request pass, or answer it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        asked = headers.get("x-request-id", "")
+        name = asked if asked.isascii() and asked.isprintable() and 0 < len(asked) <= MOST_ID else uuid4().hex
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                named = MutableHeaders(scope=message)
+                named["x-request-id"] = named["request-id"] = name
+            await send(message)
+
+        error = self._refusal(scope["path"], headers)
+        if error is not None:
+            body = error.body(anthropic=is_anthropic(scope["path"]))
+            response = JSONResponse(body, error.status, headers=error.headers)
+            await response(scope, receive, send_named)
+            return
+        await self._app(scope, self._limited(receive), send_named)
+
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+        if self._keys and path not in OPEN_PATHS and not self._has_key(headers):
+            return ApiError(
+                401,
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._most_bytes:
+            return ApiError(413, self._too_long(), code="body_too_large", headers={"Connection": "close"})
+        return None
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        raw = given.encode("utf-8", "surrogateescape")
+        # All keys are compared, each in constant time: how long it takes tells nothing of them.
+        return any([hmac.compare_digest(raw, key) for key in self._keys])
+
+    def _limited(self, receive: Receive) -> Receive:
+        """``receive`` that counts, for bodies that do not say how long they are."""
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._most_bytes:
+                raise HTTPException(413, self._too_long())
+            return message
+
+        return counted
+
+    def _too_long(self) -> str:
+        return f"the body is longer than {self._most_bytes} bytes"

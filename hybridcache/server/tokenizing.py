@@ -1,0 +1,78 @@
+"""POST /tokenize and /detokenize, as vLLM has them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse
+
+from hybridcache.server.body import Body
+from hybridcache.server.chat_body import ChatFields
+from hybridcache.server.chat_message import ChatMessage
+from hybridcache.server.errors import ApiError, refused
+from hybridcache.server.models_list import ServedModels
+from hybridcache.worker import Worker
+
+
+class TokenizeBody(ChatFields):
+    """A text, or a chat."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None  # type: ignore[assignment]
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def tokenizing_routes(worker: Worker, models: ServedModels) -> APIRouter:
+    """The endpoints, for one worker."""
+    router = APIRouter(tags=["tokens"])
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> JSONResponse:
+        """Token ids of a text or a chat."""
+        headers = models.headers(body.ignored())
+        models.check(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give prompt or messages, one of them", param="prompt")
+
+        def encode() -> dict[str, Any]:
+            if body.prompt is None:
+                tokens = list(body.chat(worker).token_ids)
+            else:
+                special = body.add_special_tokens is not False
+                tokens = worker.codec.encode(body.prompt, add_special_tokens=special)
+            found = {"count": len(tokens), "max_model_len": models.max_model_len, "tokens": tokens}
+            return found | ({"token_strs": worker.codec.texts(tokens)} if body.return_token_strs else {})
+
+        return JSONResponse(await _in_thread(encode), headers=headers)
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> JSONResponse:
+        """The text of token ids, special tokens included."""
+        headers = models.headers(body.ignored())
+        models.check(body.model)
+        wrong = [token for token in body.tokens if not 0 <= token < worker.vocab_size]
+        if wrong:
+            last = worker.vocab_size - 1
+            raise ApiError(400, f"token {wrong[0]}: the vocabulary is 0 to {last}", param="tokens")
+        text = await _in_thread(lambda: {"prompt": worker.codec.text(body.tokens)})
+        return JSONResponse(text, headers=headers)
+
+    return router
+
+
+async def _in_thread(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``act`` gives, which may take its time. Raises ApiError."""
+    try:
+        return await asyncio.to_thread(act)
+    except Exception as error:
+        raise refused(error) from error
