@@ -8,7 +8,7 @@ from importlib import import_module
 
 MODULES = {
     "trace": ("hybridcache.experiments.trace_command", "describe a request trace, or convert it to .npz"),
-    "serve": ("hybridcache.server.command", "serve a model over HTTP: OpenAI's API, and Anthropic's messages"),
+    "serve": ("hybridcache.server.command", "serve a model over HTTP, as OpenAI and Anthropic do"),
 }
 """Commands with a module of their own: `add_arguments(parser)`, and `run(options)` -> what to print."""
 

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -11,8 +12,8 @@ KEY_VARIABLE = "HYBRIDCACHE_API_KEY"
 def add_arguments(serve: argparse.ArgumentParser) -> None:
     """Declare them."""
     serve.description = (
-        "Serve a model over HTTP: OpenAI's /v1/completions and /v1/chat/completions, Anthropic's /v1/messages, "
-        "Prometheus metrics. Answers reuse what the prefix cache holds."
+        "Serve a model over HTTP: OpenAI's /v1/completions and /v1/chat/completions, Anthropic's "
+        "/v1/messages, Prometheus metrics. Answers reuse what the prefix cache holds."
     )
     serve.epilog = (
         "KEY=VALUE are settings of conf/serve.yaml, as in: hybridcache serve tiny budget_gb=4 eviction=lru "
@@ -51,6 +52,8 @@ def run(options: argparse.Namespace) -> str:
         from hybridcache.server.serve import serve
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is missing: pip install 'hybridcache[serve]'") from error
+    if options.api_key is None and os.environ.get(KEY_VARIABLE):
+        options.api_key = [os.environ[KEY_VARIABLE]]
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
     try:
         serve(options)

@@ -15,7 +15,6 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from hybridcache.server.app import build_app
-from hybridcache.server.command import KEY_VARIABLE
 from hybridcache.server.settings import ServerSettings
 from hybridcache.worker import Worker
 
@@ -56,8 +55,7 @@ def serve(options: argparse.Namespace) -> None:
     grace_seconds = settings.pop("shutdown_seconds")
     if not isinstance(grace_seconds, int | float) or not grace_seconds >= 0:
         raise ValueError(f"shutdown_seconds={grace_seconds!r}: give seconds, at least 0")
-    environment = os.environ.get(KEY_VARIABLE)
-    keys = tuple(options.api_key or ([environment] if environment else []))
+    keys = tuple(options.api_key or ())
     names = tuple(options.served_model_name or [options.model])
     server_settings = ServerSettings(names, keys)
     bound = bind(options.host, options.port)
@@ -105,13 +103,15 @@ def serve_settings(overrides: list[str]) -> dict[str, Any]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at the address, not listening yet. Raises OSError that says what to do."""
+    """A socket at the address, not listening yet. Raises OSError or ValueError that says what to do."""
+    if not 0 <= port < 2**16:
+        raise ValueError(f"--port {port}: give 0 to {2**16 - 1}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
-    except (socket.gaierror, OverflowError) as error:
+    except socket.gaierror as error:
         raise OSError(f"--host {host} --port {port}: no address to listen on ({error})") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
