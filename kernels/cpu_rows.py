@@ -29,6 +29,8 @@ FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
 class CpuRowOps(Ops):
     """Norms, activations, softmax, largest elements and rotary positions; `CpuOps` adds the rest."""
 
+    device = torch.device("cpu")
+
     def __init__(self, calls: KernelCalls) -> None:
         self.calls = calls
 

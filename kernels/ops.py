@@ -46,6 +46,8 @@ class Ops(Protocol):
 
     name: str
     numerics: Numerics
+    device: torch.device
+    """Where operands and weights live; a batch's own tensors are always on the CPU."""
 
     @abstractmethod
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:

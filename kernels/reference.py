@@ -13,6 +13,8 @@ from torch import Tensor
 from hybridcache.kernels.ops import Linear, Numerics, Ops
 from hybridcache.kernels.packed import PackedBatch, PackedSequence
 
+CPU = torch.device("cpu")
+
 
 class ReferenceLinear(Linear):
     """torch's own matrix product."""
@@ -30,13 +32,17 @@ class ReferenceLinear(Linear):
 
 
 class ReferenceOps(Ops):
-    """Backend `reference`."""
+    """Backend `reference`, on any device that torch has."""
 
     name = "reference"
     numerics: Numerics = "tolerant"
 
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
+
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return ReferenceLinear(weight, bias)
+        weight = weight.to(self.device)
+        return ReferenceLinear(weight, None if bias is None else bias.to(self.device))
 
     def causal_conv1d(
         self,
@@ -154,8 +160,9 @@ class ReferenceOps(Ops):
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PackedBatch) -> None:
         batch.check_blocks(k_cache, "k_cache")
-        rows = (batch.slot_mapping >= 0).nonzero()[:, 0]
-        places = batch.slot_mapping[rows]
+        mapping = batch.slot_mapping.to(k.device)
+        rows = (mapping >= 0).nonzero()[:, 0]
+        places = mapping[rows]
         blocks, offsets = places // batch.block_size, places % batch.block_size
         k_cache[blocks, offsets] = k[rows].to(k_cache.dtype)
         v_cache[blocks, offsets] = v[rows].to(v_cache.dtype)
@@ -185,7 +192,8 @@ class ReferenceOps(Ops):
             scores = torch.einsum("qhd,khd->hqk", qs[s.start : s.stop], keys) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            distance = batch.positions[s.start : s.stop, None] - torch.arange(stop)
+            positions = batch.positions[s.start : s.stop].to(q.device)
+            distance = positions[:, None] - torch.arange(stop, device=q.device)
             hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             out[s.start : s.stop] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
@@ -248,7 +256,7 @@ class ReferenceOps(Ops):
         return values[..., :k], indices[..., :k]
 
     def rope_table(self, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
-        angles = positions[:, None].float() * inv_freq.float()
+        angles = positions.to(self.device)[:, None].float() * inv_freq.to(self.device).float()
         return angles.cos() * scaling, angles.sin() * scaling
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -266,7 +274,9 @@ def _wide(x: Tensor) -> Tensor:
 
 def _initial(states: Tensor, s: PackedSequence, dtype: torch.dtype) -> Tensor:
     """A copy of the state that the sequence starts from."""
-    return states[s.slot].to(dtype, copy=True) if s.has_state else torch.zeros(states.shape[1:], dtype=dtype)
+    if s.has_state:
+        return states[s.slot].to(dtype, copy=True)
+    return torch.zeros(states.shape[1:], dtype=dtype, device=states.device)
 
 
 def _emit(states: Tensor, state: Tensor, slot: int | None) -> None:

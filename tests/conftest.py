@@ -1,10 +1,14 @@
 """What several test files need."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# Triton reads it when it is imported: without a GPU its kernels run in the interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 from hydra import compose, initialize_config_module

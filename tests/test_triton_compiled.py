@@ -1,0 +1,69 @@
+"""Every Triton kernel compiled ahead of time for GPUs that need not be there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ON_TENSOR_CORES = {
+    "prefill_attention",
+    "mamba2_contributions",
+    "mamba2_outputs",
+    "delta_prepare",
+    "delta_states",
+    "delta_outputs",
+    "invariant_matmul",
+}
+"""Kernels whose products have 64 rows or more in 16 bits: on sm_90 those are wgmma."""
+REGISTERS = 255
+"""Of one thread, on every target."""
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Shared memory that one program may have."""
+
+
+@pytest.fixture(scope="module")
+def tools() -> None:
+    """Skips where Triton is not installed, or without the compiler and the disassembler it bundles."""
+    triton = pytest.importorskip("triton", reason="needs triton: pip install triton")
+    folder = Path(triton.__file__).parent / "backends/nvidia/bin"
+    missing = [name for name in ("ptxas", "cuobjdump") if not (folder / name).is_file()]
+    if missing:
+        pytest.skip(f"this triton has no {' and no '.join(missing)} in {folder.name}")
+
+
+def compile_all(function: str, capability: int) -> list[dict[str, Any]]:
+    """In a process of its own: this one may interpret kernels, and Triton can do only one of the two."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "tests.triton_aot", function, str(capability)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    results: list[dict[str, Any]] = json.loads(done.stdout)
+    return results
+
+
+def check(results: list[dict[str, Any]], capability: int) -> None:
+    assert {result["kernel"] for result in results} > ON_TENSOR_CORES
+    for result in results:
+        assert result["local_bytes"] == result["stack_bytes"] == 0, result
+        assert result["registers"] <= REGISTERS, result
+        assert result["shared_bytes"] <= SHARED_BYTES[capability], result
+        if result["kernel"] in ON_TENSOR_CORES:
+            assert result["products"], result
+            if capability == 90:
+                assert "wgmma.mma_async" in result["products"], result
+
+
+def test_compiled_for_hopper(tools: None) -> None:
+    check(compile_all("launch_known", 90), 90)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_compiled_for_all(tools: None, capability: int) -> None:
+    check(compile_all("launch_all", capability), capability)
