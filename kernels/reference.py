@@ -36,6 +36,7 @@ class ReferenceOps(Ops):
 
     name = "reference"
     numerics: Numerics = "tolerant"
+    device = CPU
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device

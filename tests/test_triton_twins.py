@@ -95,6 +95,7 @@ def test_half_precision(index: int) -> None:
     check(build_ops("triton"), quick_cases(70)[index], torch.float16, 4 * torch.finfo(torch.float16).eps)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("index", range(len(quick_cases(1))), ids=names(quick_cases))
 def test_token_by_token(index: int) -> None:
     """The form whose order of summation is one, which `linear=invariant` takes."""
