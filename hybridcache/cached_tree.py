@@ -266,6 +266,7 @@ class CachedTree:
         if node.children:
             self._set_anchor(node, node.stop)
         self.stats.checkpoints_admitted += 1
+        self.stats.admitted_by_kind[kind] += 1
         return True
 
     def drop_slot(self, node: Node) -> None:

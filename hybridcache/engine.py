@@ -3,17 +3,21 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridcache.histogram import Histogram
 from hybridcache.prefix_cache import PrefixCache
 from hybridcache.request import Choice, FinishReason, Request
 from hybridcache.sampler import Sampler
 from hybridcache.scheduler import Scheduled, Scheduler
 from hybridcache.step import Runner, ScheduledSequence, StepBatch, StepResult
+
+LATENCY_BOUNDS = tuple(a * 10.0**b for b in range(-3, 3) for a in (1, 2.5, 5))
+"""Seconds, of the histograms."""
 
 
 class Clock(Protocol):
@@ -46,8 +50,28 @@ class EngineStats:
     """Requests that ended in any way."""
     aborted: int = 0
     failed: int = 0
+    stopped: int = 0
+    """Requests that ended in an end token or a stop text; the rest of the finished had their length."""
     failed_inserts: int = 0
     """Requests that ended well and whose tokens the cache could not take."""
+    queue_seconds: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
+    """From submission to the first step, of requests that had one."""
+    ttft_seconds: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
+    """From submission to the first token."""
+    itl_seconds: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
+    """From each token to the next one."""
+    e2e_seconds: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
+    """From submission to the end, however the request ended."""
+
+    def copy(self) -> Self:
+        """As they stand now."""
+        return replace(
+            self,
+            queue_seconds=self.queue_seconds.copy(),
+            ttft_seconds=self.ttft_seconds.copy(),
+            itl_seconds=self.itl_seconds.copy(),
+            e2e_seconds=self.e2e_seconds.copy(),
+        )
 
 
 class Engine:
@@ -180,6 +204,10 @@ class Engine:
             return StepOutput(request, None, choice)
         if request.first_token_at is None:
             request.first_token_at = now
+            self.stats.ttft_seconds.observe(now - request.arrival)
+        else:
+            self.stats.itl_seconds.observe(now - request.last_token_at)
+        request.last_token_at = now
         request.output.append(token)
         self.stats.generated_tokens += 1
         if request.reader is not None and request.reader.read(token):
@@ -237,6 +265,10 @@ class Engine:
         self.stats.finished += 1
         self.stats.aborted += reason is FinishReason.ABORT
         self.stats.failed += reason is FinishReason.ERROR
+        self.stats.stopped += reason is FinishReason.STOP
+        self.stats.e2e_seconds.observe(now - request.arrival)
+        if request.admitted_at is not None:
+            self.stats.queue_seconds.observe(request.admitted_at - request.arrival)
         if request.private:
             self.cache.flush(request.namespace)
 

@@ -1,6 +1,6 @@
 """The prefix cache: leases over one tree and two pools under one byte budget."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from hybridcache.audit import audit
@@ -53,7 +53,7 @@ class PrefixCache:
 
     ``budget_bytes`` may be infinite. ``memory='unified'`` lets blocks and checkpoints share it;
     ``'split'`` gives blocks ``kv_fraction`` of it. ``ttl_seconds``: how long what is computed or read
-    lives, sliding; None for ever.
+    lives, sliding; None for ever. ``timer`` gives seconds, for measuring how long evictions take.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class PrefixCache:
         memory: str = "unified",
         kv_fraction: float = 0.5,
         ttl_seconds: float | None = None,
+        timer: Callable[[], float] | None = None,
     ) -> None:
         self.spec = spec
         self.admission = admission
@@ -75,6 +76,7 @@ class PrefixCache:
         self.ttl_seconds = _checked_ttl(ttl_seconds)
         self._book = LeaseBook(self.store)
         self._reclaimer = self._book.reclaimer
+        self._reclaimer.timer = timer
         self._taker = CheckpointTaker(self._book, admission)
 
     @property
@@ -141,6 +143,7 @@ class PrefixCache:
             self.stats.requests += 1
             self.stats.requests_refused += 1
             self.stats.input_tokens += num_prompt
+            self.stats.lose("too_large", num_prompt)
         blocks = self.store.blocks
         return RequestTooLarge(
             f"{num_prompt} prompt tokens and max_tokens={max_tokens} need "
@@ -345,6 +348,8 @@ class PrefixCache:
         stats.requests += 1
         stats.input_tokens += lease.num_prompt
         stats.matched_tokens += lease.matched
+        for reason, count in lease.lost.items():
+            stats.lose(reason, count)
         if lease.hit:
             stats.hit_tokens += lease.hit
             stats.request_hits += 1

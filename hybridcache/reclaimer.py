@@ -1,6 +1,6 @@
 """Gives bytes back: eviction, expiry, flush."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -54,12 +54,14 @@ def held_by(leases: Iterable[Lease]) -> Held:
 class Reclaimer:
     """Takes nodes and checkpoints out of the cached tree, never one that a lease pins."""
 
-    __slots__ = ("store", "leases")
+    __slots__ = ("store", "leases", "timer")
 
     def __init__(self, store: CachedTree, leases: dict[int, Lease]) -> None:
         self.store = store
         self.leases = leases
         """Leases that have not ended, by id; shared with PrefixCache."""
+        self.timer: Callable[[], float] | None = None
+        """Seconds; None: evictions are not timed."""
 
     def make_room(self, pool: PoolName, num_bytes: int, now: float) -> bool:
         """Evict until ``pool`` has room for ``num_bytes``; False if that cannot be.
@@ -71,6 +73,15 @@ class Reclaimer:
             return True
         if not self._attainable(pool, num_bytes):
             return False
+        if self.timer is None:
+            return self._evict_until(pool, num_bytes, now)
+        begin = self.timer()
+        made = self._evict_until(pool, num_bytes, now)
+        store.stats.eviction_seconds.observe(self.timer() - begin)
+        return made
+
+    def _evict_until(self, pool: PoolName, num_bytes: int, now: float) -> bool:
+        store, budget = self.store, self.store.budget
         split = budget.memory == "split"
         while budget.room(pool) < num_bytes:
             store.refresh()

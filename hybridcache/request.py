@@ -60,7 +60,8 @@ class Request:
         "turn_end", "hints", "ttl_seconds", "priority", "script", "sample", "reader", "private",
         "prompt_choices", "output", "lease", "wait", "waited", "finish_reason", "error", "hit", "matched",
         "lost",
-        "num_preemptions", "admitted_at", "first_token_at", "finished_at",
+        "num_preemptions", "admitted_at", "first_token_at", "last_token_at",
+        "finished_at",
     )  # fmt: skip
 
     def __init__(
@@ -130,6 +131,8 @@ class Request:
         self.num_preemptions = 0
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
+        self.last_token_at = 0.0
+        """Of the latest token, once there is one."""
         self.finished_at: float | None = None
 
     @property

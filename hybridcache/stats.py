@@ -1,7 +1,13 @@
 """Running counters of one cache, and a picture of its bytes."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
+
+from hybridcache.histogram import Histogram
+from hybridcache.policies.columns import NUM_KINDS
+
+EVICTION_BOUNDS = tuple(a * 10.0**b for b in range(-5, 1) for a in (1, 2.5, 5))
+"""Seconds, of the eviction histogram."""
 
 
 @dataclass(slots=True)
@@ -29,6 +35,25 @@ class CacheStats:
     """Checkpoints that at least one request resumed at."""
     waits: int = 0
     """Acquires that were told to wait for another request's prefix."""
+    lost_tokens: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens by the reason why they were not hit; with ``hit_tokens`` they make ``input_tokens``."""
+    admitted_by_kind: list[int] = field(default_factory=lambda: [0] * NUM_KINDS)
+    """Checkpoints admitted, by the kind of their position (policies/columns.py)."""
+    eviction_seconds: Histogram = field(default_factory=lambda: Histogram(EVICTION_BOUNDS))
+    """How long making room by eviction took, each time; empty without a timer."""
+
+    def copy(self) -> Self:
+        """As they stand now."""
+        return replace(
+            self,
+            lost_tokens=dict(self.lost_tokens),
+            admitted_by_kind=self.admitted_by_kind.copy(),
+            eviction_seconds=self.eviction_seconds.copy(),
+        )
+
+    def lose(self, reason: str, num_tokens: int) -> None:
+        """Count tokens that were not hit."""
+        self.lost_tokens[reason] = self.lost_tokens.get(reason, 0) + num_tokens
 
 
 class PoolUsage(NamedTuple):

@@ -111,6 +111,7 @@ class Worker:
                 admission=build_admission(**_policy(admission if cache else "final_only")),
                 block_size=block_size,
                 ttl_seconds=ttl_seconds,
+                timer=clock.now,
             )
             return build_engine(loaded[0], prefix_cache, limits, clock, debug_poison=debug_poison)
 

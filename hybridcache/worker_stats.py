@@ -18,6 +18,8 @@ class WorkerStats:
     cache: CacheStats
     """A prompt counts once, however many answers it has."""
     usage: Usage
+    num_checkpoints: int
+    """In the tree now."""
     peak_bytes: int
     """The most bytes that blocks and slots ever held together."""
 
@@ -30,12 +32,14 @@ class WorkerStats:
     def of(cls, engine: Engine) -> "WorkerStats":
         """Taken between two steps, in the engine's thread."""
         scheduler, cache = engine.scheduler, engine.cache
+        usage = cache.usage()
         return cls(
             len(scheduler.running),
             len(scheduler.waiting),
-            replace(engine.stats),
+            engine.stats.copy(),
             replace(scheduler.stats),
-            replace(cache.stats),
-            cache.usage(),
+            cache.stats.copy(),
+            usage,
+            (usage.state.evictable + usage.state.pinned) // (cache.spec.checkpoint_bytes or 1),
             cache.peak_bytes,
         )

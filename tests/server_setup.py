@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from hybridcache.server.app import build_app
 from hybridcache.server.settings import ServerSettings
@@ -29,6 +31,7 @@ class Server:
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen(1_024)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -70,7 +73,31 @@ def make_server(make_worker: MakeWorker) -> Iterator[MakeServer]:
 
 def wait_idle(worker: Worker, seconds: float = 60) -> None:
     """Wait until nothing runs or waits any more: a server hears of a dropped connection a moment later."""
+    wait_until(
+        lambda: not (worker.stats().num_running or worker.stats().num_waiting or worker._jobs), seconds
+    )
+
+
+def wait_until(met: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for what another thread is about to do."""
     end = time.monotonic() + seconds
-    while worker.stats().num_running or worker.stats().num_waiting or worker._jobs:
-        assert time.monotonic() < end, worker.stats()
+    while not met():
+        assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def scrape(server: Server) -> dict[str, float]:
+    """What /metrics says: by name, without the prefix and the model's label."""
+    answer = httpx.get(f"{server.url}/metrics", timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(answer.text):
+        assert family.name.startswith("hybridcache:") and family.documentation
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            assert sample.labels["model_name"] == "tiny"
+            inner = ",".join(f"{name}={value}" for name, value in labels.items())
+            name = sample.name.removeprefix("hybridcache:") + (f"{{{inner}}}" if inner else "")
+            assert name not in found, f"{name} comes twice"
+            found[name] = sample.value
+    return found

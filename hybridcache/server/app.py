@@ -13,6 +13,7 @@ from hybridcache.server.client import GONE_STATUS, ClientGone
 from hybridcache.server.completions import completion_routes
 from hybridcache.server.errors import ApiError, failed, is_anthropic
 from hybridcache.server.gate import Gate
+from hybridcache.server.metrics import metric_routes
 from hybridcache.server.models_list import ServedModels, model_routes
 from hybridcache.server.settings import ServerSettings
 from hybridcache.server.tokenizing import tokenizing_routes
@@ -30,6 +31,7 @@ def build_app(worker: Worker, settings: ServerSettings) -> FastAPI:
         model_routes(models),
         tokenizing_routes(worker, models),
         admin_routes(worker),
+        metric_routes(worker, settings.model_names[0]),
     ):
         app.include_router(router)
     app.add_exception_handler(ApiError, _on_api_error)
