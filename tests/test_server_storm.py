@@ -145,7 +145,7 @@ def test_a_third_of_the_clients_go_away(make_server: MakeServer, count: int) -> 
 def test_counters_equal_what_the_clients_saw(make_server: MakeServer, count: int) -> None:
     right = right_answers()
     # Two workers in one process, each with a storm of its own, at the same time.
-    servers = [make_server(budget_gb=gb, max_num_seqs=16) for gb in (0.0012, 0.02)]
+    servers = [make_server(budget_gb=gb, max_num_seqs=16) for gb in (0.0012, 0.2)]
 
     async def both() -> list[Storm]:
         return await asyncio.gather(
