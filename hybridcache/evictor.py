@@ -78,41 +78,38 @@ class Evictor:
         """Queue the lowest candidates; False when there is no candidate."""
         table = self.table
         candidates = self._candidates(self.policy.leaves_only or frees_kv, frees_state)
-        num_candidates = np.count_nonzero(candidates)
-        if not num_candidates and self.policy.leaves_only and not frees_kv:
+        if not len(candidates) and self.policy.leaves_only and not frees_kv:
             # Requests pin all the leaves there are, and what they pin holds checkpoints.
             candidates = self._candidates(False, frees_state)
-            num_candidates = np.count_nonzero(candidates)
-        if not num_candidates:
+        if not len(candidates):
             return False
         self.num_scorings += 1
         try:
             scores = _valid_scores(self.policy, table, candidates, now)
         except Exception:
             self._failed()
-            scores = np.where(candidates, table.accessed[: table.size], np.inf)
-        first_out = table.first_out[: table.size]
+            scores = table.accessed[candidates]
+        first_out = table.first_out[candidates]
         if np.logical_or.reduce(first_out):
-            scores[first_out & candidates] = -np.inf
-        count = math.ceil(SHARE_PER_SCORING * num_candidates)
+            scores[first_out] = -np.inf
+        count = math.ceil(SHARE_PER_SCORING * len(candidates))
         if count == 1:
-            rows = (scores == np.minimum.reduce(scores)).nonzero()[0]
+            lowest = (scores == np.minimum.reduce(scores)).nonzero()[0]
         else:
-            rows = np.argpartition(scores, count - 1)[:count]
+            lowest = np.argpartition(scores, count - 1)[:count]
+        rows = candidates[lowest]
         if len(rows) > 1:
-            rows = rows[np.lexsort((rows, -table.depth[rows], table.accessed[rows], scores[rows]))]
+            rows = rows[np.lexsort((rows, -table.depth[rows], table.accessed[rows], scores[lowest]))]
         for row in rows[:count].tolist():
             node = table.nodes[row]
             assert node is not None, row
             self._queue.append((node, node.version))
         return True
 
-    def _candidates(self, leaves_only: bool, frees_state: bool) -> NDArray[np.bool_]:
-        candidates = self.table.evictable(leaves_only)
-        if frees_state:
-            rows = candidates.nonzero()[0]
-            candidates[rows] = self.table.has_slot(rows)
-        return candidates
+    def _candidates(self, leaves_only: bool, frees_state: bool) -> NDArray[np.int64]:
+        """Rows [n] of the table, ascending."""
+        rows = self.table.evictable(leaves_only)
+        return rows[self.table.has_slot(rows)] if frees_state else rows
 
     def _failed(self) -> None:
         self.num_policy_errors += 1
@@ -120,21 +117,17 @@ class Evictor:
 
 
 def _valid_scores(
-    policy: EvictionPolicy, table: NodeTable, candidates: NDArray[np.bool_], now: float
+    policy: EvictionPolicy, table: NodeTable, candidates: NDArray[np.int64], now: float
 ) -> NDArray[np.float64]:
-    """The policy's scores [size] of the candidates, infinity elsewhere.
+    """The policy's scores [n] of the rows ``candidates`` [n], an array of their own.
 
     Raises ValueError when they are not one finite number each.
     """
-    columns = table.columns(candidates.nonzero()[0]) if policy.relative else table.columns()
+    columns = table.columns(candidates) if policy.relative else table.columns()
     scores = np.asarray(policy.score(columns, now), dtype=np.float64)
     if scores.shape != columns.accessed.shape:
         raise ValueError(f"scores have shape {scores.shape}, the columns {columns.accessed.shape}")
     # The sum of numbers of which one is NaN or infinite is so too.
     if not math.isfinite(np.add.reduce(scores)):
         raise ValueError("a score is NaN or infinite")
-    if not policy.relative:
-        return np.where(candidates, scores, np.inf)
-    spread = np.full(table.size, np.inf)
-    spread[candidates] = scores
-    return spread
+    return scores.copy() if policy.relative else scores[candidates]

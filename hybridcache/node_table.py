@@ -117,11 +117,11 @@ class NodeTable:
             self.flops_saved.item(row), self.bytes_freed.item(row), self.clock.item(row),
         )  # fmt: skip
 
-    def evictable(self, leaves_only: bool) -> NDArray[np.bool_]:
-        """Which rows [size] can be evicted now."""
+    def evictable(self, leaves_only: bool) -> NDArray[np.int64]:
+        """Rows [n] that can be evicted now, ascending."""
         state = self.state[: self.size]
-        mask: NDArray[np.bool_] = state == LEAF if leaves_only else state != NOT_EVICTABLE
-        return mask
+        rows: NDArray[np.int64] = (state == LEAF if leaves_only else state != NOT_EVICTABLE).nonzero()[0]
+        return rows
 
     def has_slot(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the nodes of ``rows`` hold a checkpoint."""

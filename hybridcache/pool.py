@@ -91,16 +91,14 @@ class IdPool:
         if n == 1:
             return np.array([self._allocate_one()], dtype=np.int64)
         self.budget.take(self.name, n * self.bytes_per_id)
-        reused = min(n, self._num_free)
-        ids = np.empty(n, dtype=np.int64)
-        ids[:reused] = self._free[self._num_free - reused : self._num_free]
-        self._num_free -= reused
-        if self._num_free < self._num_seen:
-            self._num_seen = self._num_free
-        if reused < n:
-            made = n - reused
-            ids[reused:] = np.arange(self.num_ids, self.num_ids + made)
-            self.num_ids += made
+        left = max(self._num_free - n, 0)
+        ids = self._free[left : self._num_free].copy()
+        self._num_free = left
+        if left < self._num_seen:
+            self._num_seen = left
+        if len(ids) < n:
+            first, self.num_ids = self.num_ids, self.num_ids + n - len(ids)
+            ids = np.concatenate((ids, np.arange(first, self.num_ids)))
             if self.num_ids > len(self._refs):
                 self._refs = grown(self._refs, self.num_ids)
         self._refs[ids] = 1
@@ -119,11 +117,15 @@ class IdPool:
         """
         if len(ids) <= 1:
             return self._release_one(int(ids[0])) if len(ids) else 0
-        refs = self._refs[ids] - 1
-        if refs.min() < 0:
-            raise ValueError(f"{self.name} ids {ids[refs < 0].tolist()} are released but not held")
-        self._refs[ids] = refs
-        freed = ids[refs == 0]
+        refs = self._refs[ids]
+        if np.minimum.reduce(refs) < 1:
+            raise ValueError(f"{self.name} ids {ids[refs < 1].tolist()} are released but not held")
+        if np.maximum.reduce(refs) == 1:
+            self._refs[ids] = 0
+            freed = ids
+        else:
+            self._refs[ids] = refs - 1
+            freed = ids[refs == 1]
         n = len(freed)
         if n:
             if self._num_free + n > len(self._free):

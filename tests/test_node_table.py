@@ -75,6 +75,6 @@ def test_evictable_rows_and_those_with_a_checkpoint() -> None:
         one = node()
         table.state[table.add(one, 0.0, 0.0)] = state
         one.slot = 0 if state == INNER or one.row == 3 else None
-    assert table.evictable(False).nonzero()[0].tolist() == [1, 2, 3]
-    assert table.evictable(True).nonzero()[0].tolist() == [1, 3]
+    assert table.evictable(False).tolist() == [1, 2, 3]
+    assert table.evictable(True).tolist() == [1, 3]
     assert table.has_slot(np.array([1, 2, 3])).tolist() == [False, True, True]
