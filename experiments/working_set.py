@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridcache.node import TOKEN_BYTES
 from hybridcache.prefix_hash import Digest, PrefixHash
 from hybridcache.spec import ModelSpec
+from hybridcache.tokens import TOKEN_BYTES
 
 
 class WorkingSetBytes(NamedTuple):
