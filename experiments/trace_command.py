@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The two actions and what they take."""
     actions = parser.add_subparsers(dest="action", required=True)
     shown = actions.add_parser("describe", help="requests, bounds, branch points, reuse, working set")
-    _add_source(shown)
+    add_source(shown)
     shown.add_argument(
         "--model", default="nvidia_hybrid_7b", help="geometry: a name of conf/model/ or a file"
     )
     shown.add_argument("--admission", default="branch_and_final", help="where checkpoints are taken")
     shown.add_argument("--json", action="store_true", help="print JSON")
     converted = actions.add_parser("convert", help="write hybridcache-trace-1")
-    _add_source(converted)
+    add_source(converted)
     converted.add_argument("--out", type=Path, required=True, help="the .npz file to write")
 
 
@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> str:
     return _describe(options) if options.action == "describe" else _convert(options)
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """What `trace_of` takes."""
     parser.add_argument("source", help=f"a trace file, or a generator: {', '.join(GENERATORS)}")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="as in conf/trace/, e.g. limit=100")
     parser.add_argument(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 MODULES = {
+    "explain": ("hybridcache.experiments.explain_command", "why prompts lose their prefixes, and the cost"),
     "trace": ("hybridcache.experiments.trace_command", "describe a request trace, or convert it to .npz"),
     "serve": ("hybridcache.server.command", "serve a model over HTTP, as OpenAI and Anthropic do"),
 }

@@ -105,6 +105,21 @@ class PrefixCache:
         match = self.store.tree.match(root, prompt.tobytes(), now)
         return PrefixMatch(match.hit, match.matched)
 
+    def explain(
+        self,
+        tokens: Sequence[int] | TokenIds,
+        namespace: Namespace,
+        now: float,
+        boundaries: Sequence[int] = (),
+    ) -> tuple[PrefixMatch, dict[str, int]]:
+        """What ``acquire`` would hit and match, and the tokens that it would lose, by reason."""
+        tree, raw = self.store.tree, as_token_ids(tokens).tobytes()
+        root = tree.root(namespace)
+        match = tree.match(root, raw, now)
+        lost = self._losses(match, raw, match.partial is not None or bool(match.node.children), boundaries)
+        tree.forget_if_empty(root)
+        return PrefixMatch(match.hit, match.matched), lost
+
     def fits(self, num_prompt: int, max_tokens: int = 1) -> bool:
         """Whether a request of ``num_prompt`` + ``max_tokens`` tokens could run with the whole budget."""
         kv = self.store.blocks.blocks_for(num_prompt + max_tokens - 1) * self.store.blocks.bytes_per_id

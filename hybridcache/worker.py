@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 from uuid import uuid4
 
 import torch
@@ -13,6 +13,9 @@ import torch
 from hybridcache.chat_outline import Message
 from hybridcache.engine import Engine
 from hybridcache.engine_thread import EngineThread, WorkerClosed
+from hybridcache.explainer import Explainer
+from hybridcache.explanation import Explanation, TemplateTotals
+from hybridcache.hardware import HardwareProfile
 from hybridcache.intake import Intake, Prompt, prompts_of
 from hybridcache.job import Job
 from hybridcache.kernels.dispatch import build_ops
@@ -21,6 +24,8 @@ from hybridcache.namespace import Namespace
 from hybridcache.open_jobs import OpenJobs, QueueFull
 from hybridcache.policies.build import build_admission, build_eviction
 from hybridcache.prefix_cache import PrefixCache, RequestTooLarge
+from hybridcache.prices import Prices
+from hybridcache.prompt_log import PromptRecord
 from hybridcache.request_output import RequestOutput
 from hybridcache.runner import ModelRunner
 from hybridcache.sampling_params import SamplingParams
@@ -28,6 +33,7 @@ from hybridcache.scheduler import SchedulerConfig
 from hybridcache.served_model import MonotonicClock, build_engine, checkpoint_folder, model_length
 from hybridcache.stream import Stream
 from hybridcache.text_codec import ChatPrompt, TextCodec
+from hybridcache.traffic import Traffic
 from hybridcache.worker_stats import WorkerStats
 
 __all__ = [
@@ -57,7 +63,8 @@ class Worker:
     requests that run ``max_queue`` may wait; ``eviction`` and ``admission`` are names of policies, or
     mappings of a ``name`` and settings; ``order`` is fcfs or longest_hit; entries that nobody used for
     ``ttl_seconds`` expire; ``cache=False`` reuses and keeps nothing; ``threads`` are torch's, in the whole
-    process; ``backend`` as in `build_ops`; ``debug_poison`` fills freed memory with NaN.
+    process; ``backend`` as in `build_ops`; ``debug_poison`` fills freed memory with NaN;
+    ``hardware`` and ``prices`` turn what `explain` finds into seconds and money.
 
     Raises ValueError for a bad setting, and what loading raises.
     """
@@ -81,6 +88,8 @@ class Worker:
         threads: int | None = None,
         backend: str | None = None,
         debug_poison: bool = False,
+        hardware: HardwareProfile | None = None,
+        prices: Prices | None = None,
     ) -> None:
         folder = checkpoint_folder(model)
         if not 0 < budget_gb < float("inf"):
@@ -122,6 +131,9 @@ class Worker:
         self._spec, self._generation = loaded[0].spec, loaded[0].generation
         tokenizer = loaded[0].tokenizer
         self._codec = None if tokenizer is None else TextCodec(tokenizer)
+        # A codec of its own: answers are decoded in the engine's thread.
+        decode = None if tokenizer is None else TextCodec(tokenizer).decode
+        self._traffic = Traffic(Explainer(self._spec, decode=decode, hardware=hardware, prices=prices))
         self._intake = Intake(
             self._spec,
             clock,
@@ -263,6 +275,28 @@ class Worker:
         """Counters and bytes, taken after the running step."""
         return self._engine.call(WorkerStats.of)
 
+    def explain(
+        self, prompt: Prompt | ChatPrompt | Sequence[Message], *, cache_salt: str | None = None
+    ) -> Explanation:
+        """Where the prefix of a prompt (text, token ids or a chat) would be lost now, and why. Sends nothing.
+
+        It is compared with the last prompts of the same salt; `as_dict()` of the answer is ready for JSON.
+        Raises as `submit` and `chat` do.
+        """
+        if not isinstance(prompt, str | ChatPrompt) and len(prompt) and isinstance(prompt[0], Mapping):
+            prompt = self.codec.chat(cast(Sequence[Message], prompt))
+        sent = cast(Prompt | ChatPrompt, prompt)
+        (request,) = self._job(sent, SamplingParams(max_tokens=1), cache_salt).requests
+        where = request.prompt, request.namespace, request.arrival, request.boundaries
+        match, lost = self._engine.call(lambda engine: engine.cache.explain(*where))
+        return self._traffic.explain(
+            PromptRecord(request.namespace, request.prompt, request.boundaries, *match, lost)
+        )
+
+    def explain_traffic(self) -> Sequence[TemplateTotals]:
+        """What the prompts that were sent lost, by salt and template, and why; what lost most comes first."""
+        return self._traffic.totals()
+
     def flush(self, cache_salt: str | None = None) -> None:
         """Forget what is cached, of one salt or of all; requests that run go on."""
         namespace = None if cache_salt is None else Namespace(self._spec.fingerprint, salt=cache_salt)
@@ -328,8 +362,13 @@ class Worker:
         )
         name = request_id or uuid4().hex
         stream = Stream(name, lambda: self._engine.abort(job), answers[0].request.num_prompt)
-        jobs = self._jobs
-        job = Job(answers, stream, lambda: jobs.remove(name))
+        jobs, traffic = self._jobs, self._traffic
+
+        def ended() -> None:
+            traffic.note(answers[0].request)
+            jobs.remove(name)
+
+        job = Job(answers, stream, ended)
         return job
 
     def _start(self, jobs: Sequence[Job]) -> None:

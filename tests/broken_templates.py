@@ -1,6 +1,6 @@
 """Prompt templates that break prefixes, several of each kind, written before the rules that find them.
 
-A case is a pair: a prompt that was sent, and one that should have shared more with it. Of each kind's variants
+A case is a pair: a prompt that was sent, and one that should have shared more with it. Of each kind's forms
 half are held back by seed: the rules were tuned on the others alone.
 """
 
@@ -259,7 +259,7 @@ BROKEN: dict[str, dict[str, Variant]] = {
         "hex": field(lambda rng: hexes(rng, 32), middle("trace_id=")),
         "short": field(lambda rng: hexes(rng, 12), first("session: ")),
         "prefixed": field(lambda rng: f"req_{hexes(rng, 16)}", first("[") ),
-        "upper": field(lambda rng: f"{hexes(rng, 8).upper()}-{hexes(rng, 8).upper()}", middle("Correlation ")),
+        "upper": field(lambda rng: f"{hexes(rng, 8).upper()}-{hexes(rng, 8).upper()}", middle("Ref ")),
         "base36": field(
             lambda rng: "".join(rng.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(20)),
             first("nonce: "),
@@ -281,7 +281,7 @@ BROKEN: dict[str, dict[str, Variant]] = {
     "user_variable": {
         "name": field(person, first("You are talking to ")),
         "city": field(lambda rng: f"{rng.choice(NAMES)}ville, {rng.choice(NAMES)}shire", first("Location: ")),
-        "mail": field(lambda rng: f"{rng.choice(NAMES)}.{rng.choice(NAMES)}@a.com".lower(), middle("Account ")),
+        "mail": field(lambda rng: f"{rng.choice(NAMES)}.{rng.choice(NAMES)}@a.d".lower(), middle("Account ")),
         "tags": field(lambda rng: ", ".join(rng.sample(NAMES, 4)), middle("Friends: ")),
         "place": field(lambda rng: " ".join(rng.sample(NAMES, 3)), middle("The customer's shop is called ")),
         "line": field(lambda rng: f"{person(rng)}, {person(rng)}", first("On duty: ")),

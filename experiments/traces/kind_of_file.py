@@ -8,7 +8,13 @@ from hybridcache.experiments.traces.jsonl import read_rows
 from hybridcache.experiments.traces.open import FILE_KINDS, GENERATORS
 
 _BY_SUFFIX = {".npz": "npz", ".csv": "azure", ".json": "sharegpt"}
-_BY_FIELD = {"chat_id": "bailian", "hash_ids": "mooncake", "input_tokens": "marconi"}
+_BY_FIELD = {
+    "chat_id": "bailian",
+    "hash_ids": "mooncake",
+    "input_tokens": "marconi",
+    "messages": "prompts",
+    "prompt": "prompts",
+}
 
 
 def kind_of(source: str) -> str:

@@ -15,6 +15,7 @@ from hybridcache.experiments.traces.generated import GeneratedTrace
 from hybridcache.experiments.traces.marconi import MarconiTrace
 from hybridcache.experiments.traces.mooncake import BLOCK_TOKENS, DEFAULT_MIN_BLOCKS, MooncakeTrace
 from hybridcache.experiments.traces.npz import NpzTrace
+from hybridcache.experiments.traces.prompts import PromptsTrace
 from hybridcache.experiments.traces.rag import Rag, RagSettings
 from hybridcache.experiments.traces.request import Trace
 from hybridcache.experiments.traces.scan import Scan, ScanSettings
@@ -22,7 +23,7 @@ from hybridcache.experiments.traces.sharegpt import ShareGptTrace
 from hybridcache.experiments.traces.tree_search import TreeSearch, TreeSearchSettings
 from hybridcache.experiments.traces.workload import Workload, WorkloadSettings
 
-FILE_KINDS = ("npz", "mooncake", "marconi", "bailian", "sharegpt", "azure")
+FILE_KINDS = ("npz", "mooncake", "marconi", "bailian", "sharegpt", "azure", "prompts")
 SHAREGPT_SETTINGS = ("sessions_per_second", "words_per_minute", "seconds_per_answer_token", "tokenizer")
 GENERATORS: Mapping[str, tuple[type[WorkloadSettings], Callable[[Any], Workload]]] = {
     "chat": (ChatSettings, Chat),
@@ -53,8 +54,8 @@ def open_trace(
     """The trace described by one file of conf/trace.
 
     Args:
-        kind: npz, mooncake, marconi, bailian, sharegpt, azure (files); chat, agent, few_shot, rag,
-            tree_search, scan (generators).
+        kind: npz, mooncake, marconi, bailian, sharegpt, azure, prompts (files); chat, agent, few_shot,
+            rag, tree_search, scan (generators).
         path: the file; generators have none.
         stitch: mooncake and bailian; None means true.
         every_kth_session: keep sessions 0, k, 2k, ... with all their requests.
@@ -63,7 +64,7 @@ def open_trace(
         limit: then keep so many requests; None keeps all.
         seed: generators, sharegpt and azure.
         settings: of the generator; `block_tokens` for mooncake and bailian; `workload` for azure, a
-            generator's `kind` and settings; SHAREGPT_SETTINGS for sharegpt.
+            generator's `kind` and settings; SHAREGPT_SETTINGS for sharegpt; `tokenizer` for prompts.
 
     Raises:
         ValueError: a bad setting, or a bad file: the message names file, row and field.
@@ -98,6 +99,11 @@ def open_trace(
         given: dict[str, Any] = settings
         return ShareGptTrace(path, **thinning, seed=seed, **given)
     _ignored(kind, seed=seed)
+    if kind == "prompts":
+        _ignored(kind, stitch=stitch, min_blocks=min_blocks)
+        _check_known(kind, settings, ["tokenizer"])
+        texts: dict[str, Any] = settings
+        return PromptsTrace(path, **thinning, **texts)
     if kind == "bailian":
         _ignored(kind, min_blocks=min_blocks)
         block_tokens = settings.pop("block_tokens", BAILIAN_BLOCK_TOKENS)

@@ -76,7 +76,7 @@ class ShareGptTrace:
         ):
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise ValueError(f"trace.{name} must be a positive number, got {value!r}")
-        self._tokenizer = _tokenizer(tokenizer)
+        self._tokenizer = read_tokenizer(tokenizer)
         self._talks = _conversations(check_file(path))
         if not self._talks:
             raise ValueError(f"{path}: holds no conversation with an answer; fetch it again")
@@ -119,6 +119,12 @@ class ShareGptTrace:
                 boundaries,
             )  # fmt: skip
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids; those of roles have none."""
+        known = self._tokenizer.get_vocab_size()
+        text: str = self._tokenizer.decode([token for token in tokens if token < known])
+        return text
+
     def _encode(self, turn: _Turn) -> TokenIds:
         """[1 + n] uint32, n of at least 1: ids beyond the tokenizer's for the roles, then the text."""
         role = self._tokenizer.get_vocab_size() + ("user", "assistant", "system").index(turn.role)
@@ -126,7 +132,8 @@ class ShareGptTrace:
         return np.array([role, *(ids or [role])], np.uint32)
 
 
-def _tokenizer(path: str | None) -> Tokenizer:
+def read_tokenizer(path: str | None) -> Tokenizer:
+    """A tokenizer.json; None: the presets' own. Raises ValueError and OSError naming the file."""
     name = check_file(path) if path is not None else str(TOKENIZER_FOLDER / "tokenizer.json")
     try:
         return Tokenizer.from_file(name)
