@@ -11,7 +11,7 @@ from hybridcache.hardware import HardwareProfile
 from hybridcache.scheduler import ORDERS, SchedulerConfig
 
 ENGINE_KEYS = ("hardware", "max_running", "order", "max_wait_seconds", "speed")
-"""Keys of a configuration that only mode=engine looks at."""
+"""Keys of a configuration that mode=cache does not look at; the hardware is for mode=engine alone."""
 
 DEFAULT_HARDWARE = "h100"
 
@@ -37,7 +37,9 @@ class EngineSettings:
                 if key == "hardware" and isinstance(value, Mapping):
                     value = value.get("name")
                 if value != default:
-                    warnings.warn(f"{key}={value} is ignored: it needs mode=engine", stacklevel=3)
+                    warnings.warn(
+                        f"{key}={value} is ignored: it needs mode=engine or mode=worker", stacklevel=3
+                    )
             return None
         max_running = whole("max_running", config["max_running"], 1)
         max_tokens = whole("max_num_batched_tokens", config["max_num_batched_tokens"], 1)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridcache.experiments.request_rows import TIMED_COLUMNS, Columns
-from hybridcache.experiments.simulation import Simulation
+from hybridcache.experiments.simulation import TimedEngine
 
 TIMES = ("ttft_seconds", "e2e_seconds", "queue_seconds")
 PERCENTILES = (50, 95, 99)
@@ -37,10 +37,10 @@ class ReplayTimes:
         }
 
 
-def engine_summary(simulation: Simulation, times: ReplayTimes) -> dict[str, Any]:
+def engine_summary(served: TimedEngine, times: ReplayTimes) -> dict[str, Any]:
     """JSON-ready; README.md explains every key."""
-    engine = simulation.engine
-    seconds = simulation.clock.now()
+    engine = served.engine
+    seconds = served.clock.now()
     stats, scheduler = engine.stats, engine.scheduler.stats
 
     def rate(count: float) -> float:
@@ -49,7 +49,7 @@ def engine_summary(simulation: Simulation, times: ReplayTimes) -> dict[str, Any]
     return {
         **{name: times.of(name) for name in TIMES},
         "simulated_seconds": seconds,
-        "busy_fraction": rate(simulation.runner.busy_seconds),
+        "busy_fraction": rate(served.runner.busy_seconds),
         "output_tokens_per_second": rate(stats.generated_tokens),
         "steps": stats.steps,
         "computed_tokens": stats.computed_tokens,

@@ -1,4 +1,4 @@
-"""mode=engine: requests arrive when the trace says, run together, and take modelled seconds."""
+"""mode=engine and mode=worker: requests arrive when the trace says, run together, and take seconds."""
 
 import math
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from hybridcache.experiments.request_rows import RequestRows, Row
-from hybridcache.experiments.simulation import Simulation
+from hybridcache.experiments.simulation import TimedEngine
 from hybridcache.experiments.traces.request import TraceRequest
 from hybridcache.loss import LOSS_REASONS
 from hybridcache.namespace import Namespace
@@ -26,8 +26,8 @@ class _Recorder:
     What was evicted and admitted since the request before ended counts for the next one that ends.
     """
 
-    def __init__(self, simulation: Simulation, spec: ModelSpec, rows: RequestRows) -> None:
-        self._stats = simulation.engine.cache.stats
+    def __init__(self, served: TimedEngine, spec: ModelSpec, rows: RequestRows) -> None:
+        self._stats = served.engine.cache.stats
         self._flops = spec.prefix_flops
         self._rows = rows
         self._facts: dict[int, Row] = {}
@@ -74,7 +74,7 @@ class _Recorder:
 
 def replay_engine(
     trace: Iterable[TraceRequest],
-    simulation: Simulation,
+    served: TimedEngine,
     spec: ModelSpec,
     rows: RequestRows,
     *,
@@ -86,15 +86,15 @@ def replay_engine(
     taken in by the first step from then on. Answers are the trace's. Where nothing runs, the clock goes on to
     the next arrival. A request without an answer is given one token, which nobody computes.
     """
-    engine, clock = simulation.engine, simulation.clock
+    engine, clock = served.engine, served.clock
     namespace = Namespace(spec.fingerprint)
-    recorder = _Recorder(simulation, spec, rows)
+    recorder = _Recorder(served, spec, rows)
     arrivals = enumerate(trace)
     upcoming = next(arrivals, None)
     idle = 0
     while upcoming is not None or engine.has_work:
         while upcoming is not None and (arrival := upcoming[1].arrival / speed) <= clock.now():
-            _submit(*upcoming, arrival, namespace, simulation, recorder)
+            _submit(*upcoming, arrival, namespace, served, recorder)
             upcoming = next(arrivals, None)
         if engine.has_work:
             steps = engine.stats.steps
@@ -113,7 +113,7 @@ def _submit(
     traced: TraceRequest,
     arrival: float,
     namespace: Namespace,
-    simulation: Simulation,
+    served: TimedEngine,
     recorder: _Recorder,
 ) -> None:
     num_prompt = traced.num_prompt
@@ -132,6 +132,6 @@ def _submit(
         script=answer,
     )
     try:
-        simulation.engine.submit(request)
+        served.engine.submit(request)
     except RequestTooLarge:
         recorder.refused(index, num_prompt)

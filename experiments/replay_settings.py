@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from hybridcache.experiments.engine_settings import EngineSettings
 from hybridcache.experiments.setting import choice, number, whole
+from hybridcache.experiments.worker_settings import WorkerSettings
 from hybridcache.scheduler import SchedulerConfig
 
 MODES = ("cache", "engine", "worker")
@@ -43,7 +44,8 @@ class ReplaySettings:
     seed: int  # of the trace, where it is generated
     overwrite: bool
     wandb: Mapping[str, Any]
-    engine: EngineSettings | None  # with mode=engine
+    engine: EngineSettings | None  # with mode=engine and mode=worker
+    worker: WorkerSettings | None  # with mode=worker
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -53,8 +55,6 @@ class ReplaySettings:
             ValueError: a value is not allowed; the message names it and those that are.
         """
         mode = choice("mode", config["mode"], MODES)
-        if mode == "worker":
-            raise ValueError(f"mode={mode} is not built yet; use mode=cache or mode=engine")
         memory = choice("memory", config["memory"], MEMORIES)
         kv_fraction = number("kv_fraction", config["kv_fraction"])
         if not 0.0 < kv_fraction < 1.0:
@@ -71,11 +71,14 @@ class ReplaySettings:
             raise ValueError(
                 f"ttl_seconds={ttl_seconds}: give a positive number of seconds, or null for never"
             )
+        worker = WorkerSettings.from_config(config, used=mode == "worker")
+        if worker is not None and math.isinf(budget_gb):
+            raise ValueError("budget_gb=inf: mode=worker holds real memory; give a number of 1e9 bytes")
         choice("wandb.mode", config["wandb"]["mode"], WANDB_MODES)
         return cls(
             mode=mode,
             trace=config["trace"],
-            model=config["model"],
+            model=config["model"] if worker is None else worker.geometry,
             eviction=config["eviction"],
             admission=config["admission"],
             budget_bytes=UNBOUNDED_BYTES if math.isinf(budget_gb) else round(budget_gb * 1e9),
@@ -89,5 +92,6 @@ class ReplaySettings:
             seed=whole("trace.seed", config["trace"].get("seed", config["seed"]), 0),
             overwrite=bool(config["overwrite"]),
             wandb=config["wandb"],
-            engine=EngineSettings.from_config(config, used=mode == "engine"),
+            engine=EngineSettings.from_config(config, used=mode != "cache"),
+            worker=worker,
         )

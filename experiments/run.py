@@ -15,16 +15,18 @@ from hydra.utils import to_absolute_path
 from omegaconf import DictConfig, OmegaConf
 
 from hybridcache.experiments.code_version import code_version
+from hybridcache.experiments.engine_settings import EngineSettings
 from hybridcache.experiments.engine_summary import ReplayTimes, engine_summary
 from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_engine import replay_engine
 from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.request_rows import COLUMNS, TIMED_COLUMNS, Columns, RequestRows
 from hybridcache.experiments.run_folder import CONFIG, ROWS, SUMMARY, RunFolder
-from hybridcache.experiments.simulation import Simulation
+from hybridcache.experiments.simulation import Simulation, TimedEngine
 from hybridcache.experiments.summary import build_summary
 from hybridcache.experiments.traces.open import open_trace
 from hybridcache.experiments.traces.request import Trace
+from hybridcache.experiments.traces.vocabulary import VocabularyTrace
 from hybridcache.experiments.tracker import Tracker
 from hybridcache.policies.build import build_admission, build_eviction
 from hybridcache.prefix_cache import PrefixCache
@@ -52,6 +54,7 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
     """Run a resolved configuration (plain containers) into ``folder``; returns the summary."""
     settings = ReplaySettings.from_config(values)
     spec, cache, trace = build_parts(settings)
+    values = {**values, "model": dict(settings.model)}
     with RunFolder(folder, overwrite=settings.overwrite) as results:
         config = plain_json(values)
         results.write_json(CONFIG, config)
@@ -71,20 +74,15 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
 
         engine = settings.engine
         rows = RequestRows(folder / ROWS, on_fold, COLUMNS if engine is None else TIMED_COLUMNS)
-        simulation: Simulation | None = None
+        served: TimedEngine | None = None
         failed = True
         try:
             start = perf_counter()
             if engine is None:
                 replay_cache(trace, cache, spec, rows, step_tokens=settings.max_num_batched_tokens)
             else:
-                simulation = Simulation.of(
-                    cache,
-                    hardware=engine.hardware,
-                    scheduler=engine.scheduler,
-                    kv_fraction=settings.kv_fraction,
-                )
-                replay_engine(trace, simulation, spec, rows, speed=engine.speed)
+                served = timed_engine(settings, engine, cache)
+                replay_engine(trace, served, spec, rows, speed=engine.speed)
             rows.close()
             wall_seconds = perf_counter() - start
             cache.check()
@@ -96,7 +94,7 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
                 totals=rows.totals,
                 wall_seconds=wall_seconds,
                 version=code_version(),
-                timing={} if simulation is None else engine_summary(simulation, times),
+                timing={} if served is None else engine_summary(served, times),
             )
             results.write_json(SUMMARY, summary)
             if not summary["hit_tokens"]:
@@ -123,13 +121,46 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
     return summary
 
 
+def timed_engine(settings: ReplaySettings, engine: EngineSettings, cache: PrefixCache) -> TimedEngine:
+    """The engine of the mode, over ``cache``. Raises ValueError as `RealModel.of` does."""
+    if settings.worker is None:
+        return Simulation.of(
+            cache, hardware=engine.hardware, scheduler=engine.scheduler, kv_fraction=settings.kv_fraction
+        )
+    # Torch is for this mode alone.
+    from hybridcache.experiments.real_model import RealModel
+
+    return RealModel.of(
+        cache,
+        checkpoint_of(settings.worker.model),
+        scheduler=engine.scheduler,
+        memory=settings.memory,
+        kv_fraction=settings.kv_fraction,
+    )
+
+
+def checkpoint_of(model: str) -> Path:
+    """The folder of a preset or a checkpoint. Raises ValueError for neither."""
+    from hybridcache.served_model import checkpoint_folder
+
+    return checkpoint_folder(model)
+
+
+def spec_of(model: Mapping[str, Any]) -> ModelSpec:
+    """The spec of a geometry, or of the checkpoint that a run of mode=worker names."""
+    if "checkpoint" not in model:
+        return ModelSpec.from_config(model)
+    folder = checkpoint_of(str(model["checkpoint"]))
+    return ModelSpec.from_hf(folder, name=str(model["name"]), kv_dtype="float32", conv_dtype="float32")
+
+
 def build_parts(settings: ReplaySettings) -> tuple[ModelSpec, PrefixCache, Trace]:
     """The model's geometry, an empty cache, and the opened trace.
 
     Raises:
         ValueError, OSError: as the parts' builders do, naming the setting or the file.
     """
-    spec = ModelSpec.from_config(settings.model)
+    spec = spec_of(settings.model)
     eviction = build_eviction(**settings.eviction)
     admission = build_admission(**settings.admission)
     cache = PrefixCache(
@@ -142,17 +173,26 @@ def build_parts(settings: ReplaySettings) -> tuple[ModelSpec, PrefixCache, Trace
         kv_fraction=settings.kv_fraction,
         ttl_seconds=settings.ttl_seconds,
     )
-    return spec, cache, open_trace(**settings.trace)
+    trace = open_trace(**settings.trace)
+    if settings.worker is not None:
+        from hybridcache.served_model import model_length
+
+        length = model_length(checkpoint_of(settings.worker.model), None)
+        trace = VocabularyTrace(trace, spec.vocab_size, length)
+    return spec, cache, trace
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """The configuration as plain containers; ``trace.path`` is taken from the folder the user was in."""
+    """The configuration as plain containers; paths are taken from the folder the user was in."""
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     named: dict[str, Any] = {str(key): value for key, value in values.items()}
     path = named["trace"].get("path")
     if path is not None:
         named["trace"]["path"] = to_absolute_path(str(path))
+    model = named["worker"]["model"]
+    if isinstance(model, str) and Path(to_absolute_path(model)).is_dir():
+        named["worker"]["model"] = to_absolute_path(model)
     return named
 
 

@@ -1,15 +1,42 @@
-"""An engine whose runner is simulated, and its clock."""
+"""What a replay with time runs through, and the simulated kind: an engine, its runner's seconds, a clock."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
-from hybridcache.engine import Engine
+from hybridcache.engine import Clock, Engine
 from hybridcache.hardware import HardwareProfile
 from hybridcache.latency import LatencyModel
 from hybridcache.prefix_cache import PrefixCache
 from hybridcache.sampler import Sampler
 from hybridcache.scheduler import Scheduler, SchedulerConfig
 from hybridcache.simulator import SimRunner, VirtualClock
+
+
+class SkippingClock(Clock, Protocol):
+    """A clock that leaves out time in which nothing runs."""
+
+    @abstractmethod
+    def advance_to(self, moment: float) -> None:
+        """Skip what lies before ``moment``, seconds."""
+
+
+class Busy(Protocol):
+    """A runner that counts the seconds of its steps and copies."""
+
+    @property
+    def busy_seconds(self) -> float: ...
+
+
+class TimedEngine(Protocol):
+    """What requests are replayed through: a simulation, or a real model."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def runner(self) -> Busy: ...
+    @property
+    def clock(self) -> SkippingClock: ...
 
 
 @dataclass(frozen=True, slots=True)

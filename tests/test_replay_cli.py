@@ -49,7 +49,9 @@ def run_process(folder: Path, *arguments: str, flags: tuple[str, ...] = ()) -> s
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["mode=worker"], "mode=worker is not built yet"),
+        (["mode=worker", "budget_gb=inf"], "budget_gb=inf: mode=worker holds real memory"),
+        (["mode=worker", "worker.model=7"], "worker.model=7: give a preset or a folder"),
+        (["mode=worker", "worker.model=no/such"], "neither a folder nor a preset"),
         (["mode=engine", "max_running=0"], "max_running=0: give a whole number, 1 or more"),
         (["mode=engine", "max_num_batched_tokens=8"], "max_num_batched_tokens=8 is below max_running=256"),
         (["mode=engine", "order=random"], "order=random is unknown; choose one of fcfs, longest_hit"),
