@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hybridcache.arena import Arena
+from hybridcache.copier import Copier, TorchCopier
 from hybridcache.id_layout import IdLayout
 from hybridcache.lease import BlockCopy, StateCopy
 from hybridcache.pool import Ids, MemoryBudget
@@ -21,6 +22,8 @@ class Storage:
     pool may come to fill the whole budget, so each has room for all of it, which only a CPU's lazily backed
     memory makes possible: resident memory follows the ids in use (see Arena).
 
+    `copier` performs the copies: torch, unless a faster one for the device is given.
+
     Knows which ids were written and not released since (`blocks.written`, `slots.written`), and not why
     an id was chosen. `debug_poison` fills what is released with NaN; it stays resident then.
 
@@ -28,7 +31,17 @@ class Storage:
     for `unified` on a device other than a CPU.
     """
 
-    __slots__ = ("spec", "block_size", "device", "debug_poison", "blocks", "slots", "_states", "_rows")
+    __slots__ = (
+        "spec",
+        "block_size",
+        "device",
+        "debug_poison",
+        "blocks",
+        "slots",
+        "copier",
+        "_states",
+        "_rows",
+    )
 
     def __init__(
         self,
@@ -40,6 +53,7 @@ class Storage:
         memory: str = "unified",
         kv_fraction: float = 0.5,
         debug_poison: bool = False,
+        copier: Copier | None = None,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size={block_size}: give the tokens of a block, at least 1")
@@ -52,6 +66,7 @@ class Storage:
         self.spec = spec
         self.block_size = block_size
         self.debug_poison = debug_poison
+        self.copier = TorchCopier() if copier is None else copier
         limits = MemoryBudget(budget_bytes, memory, kv_fraction).limits
         block_layout, slot_layout = IdLayout.of_blocks(spec, block_size), IdLayout.of_slots(spec)
         assert block_layout.bytes_per_id == block_size * spec.kv_bytes_per_token, spec.name
@@ -88,7 +103,7 @@ class Storage:
         """Perform the copies in order: each may read what one before it wrote, and overwrite its source.
 
         Raises ValueError, before anything is copied, for ids that storage does not have, a copy onto itself,
-        or a number of tokens outside [1, block_size]; and, at its turn, for a source that nobody wrote.
+        a number of tokens outside [1, block_size], or a source that nobody wrote before its turn.
         """
         self.slots.check([slot for copy in state_copies for slot in copy])
         self.blocks.check([block for copy in block_copies for block in copy[:2]])
@@ -98,16 +113,20 @@ class Storage:
         for copy in block_copies:
             if not 1 <= copy.num_tokens <= self.block_size:
                 raise ValueError(f"{copy}: a block has 1 to {self.block_size} tokens")
-        slots, blocks = self.slots, self.blocks
-        for source, target in state_copies:
-            slots.check_written(source)
-            slots.write(np.array([target]))
-            slots.memory[target].copy_(slots.memory[source])
-        for source, target, num_tokens in block_copies:
-            blocks.check_written(source)
-            blocks.write(np.array([target]))
-            for rows in self._rows:
-                rows[target, :, :num_tokens].copy_(rows[source, :, :num_tokens])
+        for arena, pairs in (
+            (self.slots, [copy[:2] for copy in state_copies]),
+            (self.blocks, [copy[:2] for copy in block_copies]),
+        ):
+            targets: set[int] = set()
+            for source, target in pairs:
+                if source not in targets:
+                    arena.check_written(source)
+                targets.add(target)
+        self.slots.write(np.array([target for _, target in state_copies], np.int64))
+        self.blocks.write(np.array([target for _, target, _ in block_copies], np.int64))
+        self.copier.copy_entries(self.slots.memory, state_copies)
+        for rows in self._rows:
+            self.copier.copy_rows(rows, block_copies)
 
     def released(self, block_ids: Ids, slots: Ids) -> None:
         """Nobody holds these ids (distinct) any longer: their content is gone, their memory goes in batches.

@@ -9,6 +9,7 @@ from hybridcache.kernels.build import BuildError
 from hybridcache.kernels.cuda import build
 from hybridcache.kernels.cuda.build import (
     ARCHITECTURES,
+    RAW,
     SIZES,
     Kernels,
     Variant,
@@ -19,7 +20,15 @@ from hybridcache.kernels.cuda.build import (
 from hybridcache.kernels.cuda.resources import resources
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cuda_registers.md"
-COMMON = {"selective_scan": 16, "selective_update": 16}
+COMMON = {
+    "selective_scan": 16,
+    "selective_update": 16,
+    "mamba2_recurrence": 128,
+    "gated_delta_recurrence": 128,
+    "causal_conv1d": 4,
+    "entry_copy": 1,
+    "state_int8": 1,
+}
 """Sizes of common models, which the quick run compiles."""
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc: CUDA kernels are not compiled here")
@@ -39,7 +48,7 @@ def check(variant: Variant) -> None:
 @needs_nvcc
 @pytest.mark.parametrize("source", SIZES)
 def test_common_kernels(source: str) -> None:
-    check(Variant(source, "bf16", COMMON[source]))
+    check(Variant(source, "raw" if source in RAW else "bf16", COMMON[source]))
 
 
 @needs_nvcc

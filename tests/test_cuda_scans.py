@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="the emulation n
 TOKENS = 70
 EDGES = (1, 31, 32, 33, 63, 64, 65, TOKENS)
 """Where states are taken: at the first token, at the edges of tiles and beside them, at the end."""
-OPERATIONS = ("mamba1",)
+OPERATIONS = ("conv", "mamba1", "mamba2", "gated_delta")
 
 
 def of_scans(build: Callable[[int], list[Case]]) -> list[int]:

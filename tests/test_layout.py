@@ -33,7 +33,10 @@ OUTER = [
 ENGINE = [f"hybridcache.{name}" for name in ("engine", "scheduler", "storage", "runner", "engine_thread")]
 HEAVY = ["torch", "hydra", "omegaconf", "pyarrow", "matplotlib", "tqdm", "wandb"]
 CLOCK = ["time", "datetime"]
-TENSORS = [f"hybridcache.{name}" for name in ("arena", "storage", "runner", "served_model", "worker", "cli")]
+TENSORS = [
+    f"hybridcache.{name}"
+    for name in ("arena", "copier", "storage", "runner", "served_model", "worker", "cli")
+]
 
 UNKNOWN_TO = {
     "hybridcache.tree": [*SPEC, *POOL, *CACHE, *POLICIES],

@@ -1,7 +1,7 @@
 """Argument structures of the CUDA kernels, field by field as csrc/cuda/ declares them."""
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from ctypes import c_float, c_int64, c_void_p
 
 from hybridcache.kernels.operands import Pool, Rows
 
@@ -22,4 +22,95 @@ class SelectiveArgs(ctypes.Structure):
         ("state", Pool),
         ("channels", c_int64),
         ("d_state", c_int64),
+    )
+
+
+class Mamba2Args(ctypes.Structure):
+    """hc_mamba2_recurrence."""
+
+    _fields_ = (
+        ("x", Rows),
+        ("dt", Rows),
+        ("b", Rows),
+        ("c", Rows),
+        ("out", Rows),
+        ("a", c_void_p),
+        ("d", c_void_p),
+        ("dt_bias", c_void_p),
+        ("dt_min", c_float),
+        ("dt_max", c_float),
+        ("state", Pool),
+        ("heads", c_int64),
+        ("head_dim", c_int64),
+        ("groups", c_int64),
+        ("d_state", c_int64),
+    )
+
+
+class GatedDeltaArgs(ctypes.Structure):
+    """hc_gated_delta_recurrence."""
+
+    _fields_ = (
+        ("q", Rows),
+        ("k", Rows),
+        ("v", Rows),
+        ("log_decay", Rows),
+        ("beta", Rows),
+        ("out", Rows),
+        ("state", Pool),
+        ("key_heads", c_int64),
+        ("value_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("scale", c_float),
+        ("l2norm", c_int64),
+    )
+
+
+class ConvArgs(ctypes.Structure):
+    """hc_causal_conv1d."""
+
+    _fields_ = (
+        ("x", Rows),
+        ("out", Rows),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("state", Pool),
+        ("tiles", c_void_p),
+        ("num_tiles", c_int64),
+        ("channels", c_int64),
+        ("silu", c_int64),
+        ("segments", c_int64),
+    )
+
+
+class EntryCopyArgs(ctypes.Structure):
+    """hc_entry_copy."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("stride", c_int64),
+        ("segment_stride", c_int64),
+        ("num_segments", c_int64),
+        ("unit_bytes", c_int64),
+        ("longest", c_int64),
+        ("copies", c_void_p),
+        ("num_copies", c_int64),
+    )
+
+
+class StateInt8Args(ctypes.Structure):
+    """hc_state_int8."""
+
+    _fields_ = (
+        ("state", Pool),
+        ("packed", c_void_p),
+        ("scales", c_void_p),
+        ("packed_stride", c_int64),
+        ("scales_stride", c_int64),
+        ("copies", c_void_p),
+        ("num_copies", c_int64),
+        ("heads", c_int64),
+        ("elements", c_int64),
+        ("restore", c_int64),
     )

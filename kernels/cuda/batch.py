@@ -23,6 +23,12 @@ class BatchArgs(ctypes.Structure):
     )
 
 
+SEGMENT = 8
+"""Tokens that one thread of the convolution takes."""
+MAX_SEGMENTS = 8
+"""Of a tile."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
     """The arrays of a batch on its device: made once a pass, read by all layers."""
@@ -33,6 +39,11 @@ class DeviceBatch:
     args: BatchArgs
     longest: int
     """Tokens of the longest sequence."""
+    tiles: int
+    """Address of [num_tiles, 2]: a sequence and a token of it, where a tile of the convolution begins."""
+    num_tiles: int
+    segments: int
+    """Segments of a tile, chosen by the longest sequence."""
 
     @classmethod
     def of(cls, batch: PackedBatch, device: torch.device) -> "DeviceBatch":
@@ -44,12 +55,20 @@ class DeviceBatch:
         offsets = [0]
         for pairs in stores:
             offsets.append(offsets[-1] + len(pairs))
+        longest = max((s.stop - s.start for s in batch.sequences), default=0)
+        segments = min(MAX_SEGMENTS, 1 << max(0, -(-longest // SEGMENT) - 1).bit_length())
+        tiles = [
+            (index, token)
+            for index, s in enumerate(batch.sequences)
+            for token in range(0, max(1, s.stop - s.start), segments * SEGMENT)
+        ]
         arrays = (
             batch.cu_seqlens.tolist(),
             [s.slot if s.has_state else -1 for s in batch.sequences],
             offsets,
             [count for pairs in stores for count, _ in pairs],
             [slot for pairs in stores for _, slot in pairs],
+            [number for tile in tiles for number in tile],
         )
         numbers = torch.tensor([number for array in arrays for number in array], dtype=torch.int64)
         numbers = numbers.to(device, non_blocking=True)
@@ -57,5 +76,5 @@ class DeviceBatch:
         for array in arrays:
             pointers.append(address)
             address += 8 * len(array)
-        args = BatchArgs(batch.num_sequences, batch.num_tokens, *pointers)
-        return cls(batch, numbers, args, max((s.stop - s.start for s in batch.sequences), default=0))
+        args = BatchArgs(batch.num_sequences, batch.num_tokens, *pointers[:-1])
+        return cls(batch, numbers, args, longest, pointers[-1], len(tiles), segments)

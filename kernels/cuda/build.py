@@ -30,9 +30,16 @@ SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
         "selective_scan": (8, 16, 32, 64, 128, 256),
         "selective_update": (8, 16, 32, 64, 128, 256),
+        "mamba2_recurrence": (16, 32, 64, 128, 256),
+        "gated_delta_recurrence": (64, 128, 256),
+        "causal_conv1d": (2, 3, 4, 5),
+        "entry_copy": (1,),
+        "state_int8": (1,),
     }
 )
-"""Of each source, the sizes that its kernels are compiled for."""
+"""Of each source, the sizes that its kernels are compiled for: d_state, key_dim or taps."""
+RAW = ("entry_copy",)
+"""Sources that move bytes, whatever they mean."""
 ELEMENTS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -42,7 +49,7 @@ class Variant(NamedTuple):
     source: str
     """Name of a file of csrc/cuda/, which is that of its function too."""
     element: str
-    """Type of the activations: f32, bf16 or f16."""
+    """Type of the activations or states: f32, bf16 or f16; raw for bytes."""
     size: int
     """What the source calls kSize: a padded dimension."""
 
@@ -54,8 +61,8 @@ class Variant(NamedTuple):
 
 def variants() -> list[Variant]:
     """All there are."""
-    elements = ELEMENTS.values()
-    return [Variant(source, e, size) for source, sizes in SIZES.items() for e in elements for size in sizes]
+    elements = {source: ("raw",) if source in RAW else tuple(ELEMENTS.values()) for source in SIZES}
+    return [Variant(name, e, size) for name, sizes in SIZES.items() for e in elements[name] for size in sizes]
 
 
 def find_nvcc() -> str | None:

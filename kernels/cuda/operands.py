@@ -29,12 +29,11 @@ class DeviceOperands:
 
     def rows(self, x: Tensor, name: str, shape: tuple[int, ...]) -> RowsView:
         """x of this shape as rows of `element`; copied only when the dtype or the inner strides need it."""
-        self._check(x, name, shape)
-        x = x.to(self.element)
-        if not (x.is_contiguous() or inner_contiguous(x)):
-            x = x.contiguous()
-        self._kept.append(x)
-        return x.data_ptr(), x.stride(0)
+        return self._rows(x, name, shape, self.element)
+
+    def wide_rows(self, x: Tensor, name: str, shape: tuple[int, ...]) -> RowsView:
+        """x of this shape as float32 rows."""
+        return self._rows(x, name, shape, torch.float32)
 
     def optional_rows(self, x: Tensor | None, name: str, shape: tuple[int, ...]) -> RowsView:
         """Like `rows`; null for None."""
@@ -58,6 +57,14 @@ class DeviceOperands:
                 "only the first dimension may be strided"
             )
         return x.data_ptr(), x.stride(0) * x.element_size(), DTYPE_CODES[x.dtype]
+
+    def _rows(self, x: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> RowsView:
+        self._check(x, name, shape)
+        x = x.to(dtype)
+        if not (x.is_contiguous() or inner_contiguous(x)):
+            x = x.contiguous()
+        self._kept.append(x)
+        return x.data_ptr(), x.stride(0)
 
     def _check(self, x: Tensor, name: str, shape: tuple[int, ...]) -> None:
         if x.shape != shape:

@@ -3,6 +3,7 @@
 // filled with NaN before each block and ends exactly where the launch says, for the address sanitizer.
 // Arithmetic is the CPU's: what a GPU approximates (exp2, division) is exact here.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -33,8 +34,26 @@ namespace emulation {
 enum class State { kReady, kAtBarrier, kAtExchange, kDone };
 constexpr size_t kStackBytes = 256 << 10, kWarp = 32;
 
+// A point to go on from. The first switch to a stack is ucontext's, which calls the system; later ones are jumps,
+// except under the address sanitizer, which follows ucontext only.
+struct Context {
+  ucontext_t first;
+  jmp_buf later;
+  bool started;
+};
+inline void switch_to(Context& from, Context& to) {
+#if defined(__SANITIZE_ADDRESS__)
+  swapcontext(&from.first, &to.first);
+#else
+  if (_setjmp(from.later)) return;
+  if (to.started) _longjmp(to.later, 1);
+  to.started = true;
+  setcontext(&to.first);
+#endif
+}
+
 struct Fiber {
-  ucontext_t context;
+  Context context;
   dim3 thread;
   State state;
   int place;              // line of the meeting that it waits at
@@ -47,7 +66,7 @@ struct Fiber {
 struct Machine {
   Fiber* fibers = nullptr;
   size_t count = 0;
-  ucontext_t scheduler;
+  Context scheduler{};
   void* sanitizer = nullptr;
   const void* scheduler_stack = nullptr;
   size_t scheduler_bytes = 0;
@@ -81,7 +100,7 @@ inline void to_scheduler([[maybe_unused]] bool last) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(last ? nullptr : &me->sanitizer, m.scheduler_stack, m.scheduler_bytes);
 #endif
-  swapcontext(&me->context, &m.scheduler);
+  switch_to(me->context, m.scheduler);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(me->sanitizer, nullptr, nullptr);
 #endif
@@ -98,10 +117,11 @@ inline void run_thread() {
 inline void resume(Fiber& fiber) {
   Machine& m = machine();
   m.current = &fiber;
+  m.scheduler.started = true;
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&m.sanitizer, fiber.stack, kStackBytes);
 #endif
-  swapcontext(&m.scheduler, &fiber.context);
+  switch_to(m.scheduler, fiber.context);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(m.sanitizer, nullptr, nullptr);
 #endif
@@ -156,11 +176,12 @@ inline void run_block() {
     f.state = State::kReady;
     f.exchanges = 0;
     f.sanitizer = nullptr;
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack;
-    f.context.uc_stack.ss_size = kStackBytes;
-    f.context.uc_link = nullptr;
-    makecontext(&f.context, run_thread, 0);
+    f.context.started = false;
+    getcontext(&f.context.first);
+    f.context.first.uc_stack.ss_sp = f.stack;
+    f.context.first.uc_stack.ss_size = kStackBytes;
+    f.context.first.uc_link = nullptr;
+    makecontext(&f.context.first, run_thread, 0);
   }
   const size_t warps = (m.count + kWarp - 1) / kWarp;
   size_t order[1024 / kWarp];

@@ -28,6 +28,7 @@ namespace hc {
 using f32 = float;
 using bf16 = __nv_bfloat16;
 using f16 = __half;
+using raw = unsigned char;  // for kernels that move bytes
 using Element = HC_ELEMENT;  // of activations
 constexpr int kSize = HC_SIZE;
 enum Dtype : int64_t { F32 = 0, BF16 = 1, F16 = 2 };
@@ -69,6 +70,7 @@ __device__ __forceinline__ char* entry(const Pool& pool, int64_t id, int64_t ele
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(signed char x) { return x; }
 template <class T>
 __device__ __forceinline__ T from_float(float x);
 template <>
@@ -77,6 +79,11 @@ template <>
 __device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <>
 __device__ __forceinline__ f16 from_float<f16>(float x) { return __float2half_rn(x); }
+
+template <>  // to the nearest from -127 to 127; 0 for NaN
+__device__ __forceinline__ signed char from_float<signed char>(float x) {
+  return x == x ? static_cast<signed char>(rintf(fminf(fmaxf(x, -127.f), 127.f))) : 0;
+}
 
 // kCount consecutive elements in registers, moved in the widest words that their number allows.
 template <class T, int kCount>

@@ -1,0 +1,137 @@
+"""The CUDA copies, run on the CPU by the emulation, against torch's."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from hybridcache.attention_layer import Attention
+from hybridcache.copier import TorchCopier
+from hybridcache.kernels.build import find_compiler
+from hybridcache.kernels.cuda.copies import CudaCopies, independent
+from hybridcache.kernels.state_int8 import pack_states, unpack_states
+from hybridcache.lease import BlockCopy, StateCopy
+from hybridcache.mamba_layer import Mamba2
+from hybridcache.spec import ModelSpec
+from hybridcache.storage import Storage
+from tests.cuda_emulator import EmulatedKernels
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="the emulation needs g++")
+
+
+@pytest.fixture(scope="module")
+def cuda() -> CudaCopies:
+    return CudaCopies(EmulatedKernels())
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+CHAIN = [(0, 1), (2, 3), (1, 4), (5, 0), (6, 0), (0, 7)]
+"""Reads what was written, overwrites a source, writes one target twice."""
+
+
+@pytest.mark.parametrize("num_bytes", [1, 63, 64, 100, 16_384, 16_400, 40_003])
+def test_entries(cuda: CudaCopies, num_bytes: int) -> None:
+    memory = noise(8, num_bytes)
+    twin = memory.clone()
+    cuda.copy_entries(memory, CHAIN)
+    TorchCopier().copy_entries(twin, CHAIN)
+    assert torch.equal(memory, twin)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "tokens", "row_bytes"), [(3, 16, 64), (1, 4, 6), (2, 5, 1), (2, 64, 512)]
+)
+def test_rows(cuda: CudaCopies, tensors: int, tokens: int, row_bytes: int) -> None:
+    arena = noise(8, tensors * tokens * row_bytes + 32)
+    twin = arena.clone()
+    copies = [(*copy, 1 + i * (tokens - 1) // 5) for i, copy in enumerate(CHAIN)]
+    for memory, copier in ((arena, cuda), (twin, TorchCopier())):
+        copier.copy_rows(memory[:, 16:-16].unflatten(1, (tensors, tokens, row_bytes)), copies)
+    assert torch.equal(arena, twin)
+
+
+def test_no_copies(cuda: CudaCopies) -> None:
+    memory = noise(2, 16)
+    cuda.copy_entries(memory, [])
+    cuda.copy_rows(memory.view(2, 1, 4, 4), [])
+
+
+def test_groups_keep_the_order() -> None:
+    assert independent([]) == []
+    assert independent(CHAIN) == [[(0, 1), (2, 3)], [(1, 4), (5, 0)], [(6, 0)], [(0, 7)]]
+    assert independent([(0, 1), (1, 0)]) == [[(0, 1)], [(1, 0)]]
+    assert [len(group) for group in independent([(0, i) for i in range(1, 65_537)])] == [65_535, 1]
+
+
+def test_storage_copies_the_same_with_either() -> None:
+    attention = Attention(d_model=8, num_heads=2, num_kv_heads=1, head_dim=4, kv_dtype="bfloat16")
+    mamba = Mamba2(d_model=8, nheads=2, headdim=4, d_state=4, ngroups=1, d_conv=4, conv_width_stored=3)
+    spec = ModelSpec("toy", (attention, mamba, attention), d_model=8, vocab_size=16)
+    results = []
+    for copier in (None, CudaCopies(EmulatedKernels())):
+        torch.manual_seed(0)
+        storage = Storage(spec, 1 << 16, 4, copier=copier)
+        for arena in (storage.slots, storage.blocks):
+            arena.memory[:8] = noise(8, arena.bytes_per_id)
+            arena.write(np.arange(8))
+        before = storage.slots.memory[:8].clone()
+        blocks = [BlockCopy(*copy, 1 + i % 4) for i, copy in enumerate(CHAIN)]
+        storage.perform([StateCopy(*copy) for copy in CHAIN], blocks)
+        assert not torch.equal(storage.slots.memory[:8], before)
+        results.append((storage.slots.memory[:8], storage.blocks.memory[:8]))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+Pack = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[tuple[int, int]]], None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)])
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 64, 65), (1, 1)])
+def test_states_in_8_bits(cuda: CudaCopies, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    states = (torch.randn(4, *shape) * torch.tensor([1e-20, 1.0, 300.0, 0.0]).view(-1, *[1] * len(shape))).to(
+        dtype
+    )
+    pairs = [(slot, 4 - slot) for slot in range(4)]
+    back, results = [], []
+    for pack, unpack in ((cuda.pack_states, cuda.unpack_states), (pack_states, unpack_states)):
+        packed, scales = torch.full((6, *shape), 99, dtype=torch.int8), torch.full((6, shape[0]), torch.nan)
+        pack(states, packed, scales, pairs)
+        restored = torch.full_like(states, torch.nan)
+        unpack(restored, packed, scales, pairs)
+        results.append((packed, scales))
+        back.append(restored)
+    assert torch.equal(results[0][1].nan_to_num(-1), results[1][1].nan_to_num(-1))
+    # A value half way between two steps may fall to either side.
+    assert (results[0][0].int() - results[1][0].int()).abs().max() <= 1
+    assert (results[0][0][[0, 5]] == 99).all() and results[0][1][[0, 5]].isnan().all()
+    for slot, target in pairs:
+        for restored in back:
+            error = (restored[slot].float() - states[slot].float()).abs().flatten(1).amax(1)
+            assert (error <= (0.5 + 1e-3 + 127 * torch.finfo(dtype).eps) * results[0][1][target]).all()
+    assert not back[0][3].any()
+
+
+def test_a_state_that_is_not_finite_stays_so(cuda: CudaCopies) -> None:
+    for bad in (torch.nan, torch.inf):
+        states = torch.ones(1, 2, 300)
+        states[0, 1, 299] = bad
+        packed, scales = torch.zeros(1, 2, 300, dtype=torch.int8), torch.zeros(1, 2)
+        for pack, unpack in ((cuda.pack_states, cuda.unpack_states), (pack_states, unpack_states)):
+            pack(states, packed, scales, [(0, 0)])
+            restored = torch.zeros_like(states)
+            unpack(restored, packed, scales, [(0, 0)])
+            assert (restored[0, 0] == 1).all() and restored[0, 1].isnan().all()
+
+
+def test_tensors_that_do_not_fit(cuda: CudaCopies) -> None:
+    states, packed, scales = torch.ones(1, 2, 8), torch.zeros(1, 2, 8, dtype=torch.int8), torch.zeros(1, 2)
+    with pytest.raises(ValueError, match="packed is torch"):
+        cuda.pack_states(states, states, scales, [(0, 0)])
+    with pytest.raises(ValueError, match="scales are"):
+        cuda.pack_states(states, packed, scales[:, :1], [(0, 0)])
+    with pytest.raises(ValueError, match="states have strides"):
+        cuda.pack_states(torch.ones(1, 8, 2).transpose(1, 2), packed, scales, [(0, 0)])
