@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridcache.kernels.build import find_compiler
 from hybridcache.kernels.cuda import build
+from hybridcache.kernels.cuda.copies import CudaCopies
 from hybridcache.kernels.cuda.ops import CudaOps
 from tests.cuda_emulator import EmulatedKernels
-from tests.kernel_cases import mamba1
+from tests.kernel_cases import Piece, conv, gated_delta, mamba1, mamba2
 from tests.test_kernels_twins import check
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="the emulation needs g++")
@@ -87,8 +89,17 @@ sanitized()
 
 
 def sanitized() -> None:
-    """Every kernel once, compiled with the address sanitizer, which must have been loaded before Python."""
-    scan(EmulatedKernels(("-fsanitize=address",)))
+    """Every kernel, compiled with the address sanitizer, which must have been loaded before Python."""
+    kernels = EmulatedKernels(("-fsanitize=address",))
+    scan(kernels)
+    ops, copies = CudaOps(kernels), CudaCopies(kernels)
+    for case in (mamba2(70, 4, 24, 64, 1), gated_delta(70, 1, 1, 7, 3), conv(70, 65, 4)):
+        check(ops, case)
+    case = mamba1(1, 37, 16)
+    case.run(ops, case.storage(1), (Piece(0, 1, 0),))
+    copies.copy_entries(torch.zeros(3, 65, dtype=torch.uint8), [(0, 1), (1, 2)])
+    states, packed = torch.ones(2, 3, 65), torch.zeros(2, 3, 65, dtype=torch.int8)
+    copies.pack_states(states, packed, torch.zeros(2, 3), [(0, 1)])
 
 
 def test_a_read_out_of_bounds_is_seen(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hybridcache.kernels.cuda.ops import CudaOps
 from hybridcache.kernels.packed import PackedBatch
 from hybridcache.kernels.reference import ReferenceOps
 from tests.cuda_emulator import EmulatedKernels
-from tests.kernel_cases import Case, Piece, full_cases, mamba1, quick_cases
+from tests.kernel_cases import Case, Piece, full_cases, gated_delta, mamba1, mamba2, quick_cases
 from tests.test_kernels_exact import same
 from tests.test_kernels_twins import PIECES, assert_close, check
 
@@ -42,6 +42,15 @@ def test_against_the_twin(cuda: CudaOps, index: int) -> None:
 @pytest.mark.parametrize("index", of_scans(full_cases))
 def test_against_the_twin_at_awkward_sizes(cuda: CudaOps, index: int) -> None:
     check(cuda, full_cases(TOKENS)[index])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("d_state", [24, 40, 100, 128, 200, 256])
+def test_every_width_of_a_state(cuda: CudaOps, d_state: int) -> None:
+    """Each tiling of the kernels, with several blocks of channels, rows or columns."""
+    check(cuda, mamba1(TOKENS, 45, d_state))
+    check(cuda, mamba2(TOKENS, 2, 70, d_state, 1))
+    check(cuda, gated_delta(TOKENS, 1, 2, d_state, 40))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)])

@@ -1,6 +1,6 @@
 // Gated delta rule token by token (Yang, Kautz and Hatamizadeh, 2024): decoding, and prefill where a token's bits must
-// not depend on the cut. A block has 32 columns of one value head of one sequence; columns do not depend on each
-// other. Two columns lie over 8 threads, which share their rows; tiles of tokens are staged one ahead.
+// not depend on the cut. A block has 32 or 16 columns of one value head of one sequence; columns do not depend on
+// each other. Two of them lie over 8 or 16 threads, which share their rows; tiles of tokens are staged one ahead.
 #include "device.cuh"
 
 namespace hc {
@@ -15,15 +15,16 @@ struct GatedDeltaArgs {
   int64_t l2norm;
 };
 
-constexpr int kDeltaThreads = 128, kRowLanes = 8, kColumnsEach = 2;
-constexpr int kColumns = kDeltaThreads / kRowLanes * kColumnsEach;
+constexpr int kDeltaThreads = 128, kColumnsEach = 2;
 
 // kK: key_dim rounded up to a power of two from 64; the rows behind key_dim stay 0.
 template <int kK>
 struct DeltaTile {
+  static constexpr int kRowLanes = kK <= 128 ? 8 : 16;      // threads of a column
+  static constexpr int kColumns = kDeltaThreads / kRowLanes * kColumnsEach;
   static constexpr int kWide = kK / 8;                      // vectors of 8 in a key, neighbouring threads
   static constexpr int kTokens = kDeltaThreads / kWide;     // a thread stages one vector of q and of k
-  static constexpr int kFours = kK / (4 * kRowLanes);       // a thread's rows: fours, 32 rows apart
+  static constexpr int kFours = kK / (4 * kRowLanes);       // a thread's rows: fours, each 4 kRowLanes behind the last
   static constexpr int kValueItems = kTokens * kColumns / 8;
   static constexpr int kFloats = kTokens * (2 * kK + 2 * kColumns + 2);
   static_assert(kWide <= 32 && kValueItems <= kDeltaThreads, "a key is summed within a warp");
@@ -45,7 +46,7 @@ __device__ __forceinline__ void stage(DeltaStaged<T>& to, const GatedDeltaArgs& 
   to.q = load<T, 8>(row<T>(p.q, t) + key_head * p.key_dim + r, valid);
   to.k = load<T, 8>(row<T>(p.k, t) + key_head * p.key_dim + r, valid);
   if (i < Tl::kValueItems) {
-    const int64_t tv = base + i / (kColumns / 8), column = column0 + i % (kColumns / 8) * 8;
+    const int64_t tv = base + i / (Tl::kColumns / 8), column = column0 + i % (Tl::kColumns / 8) * 8;
     const int columns = tv < stop ? static_cast<int>(least(p.value_dim - column, 8)) : 0;
     to.v = load<T, 8>(row<T>(p.v, tv) + head * p.value_dim + column, columns);
   }
@@ -77,12 +78,12 @@ __global__ void __launch_bounds__(kDeltaThreads) gated_delta_recurrence(GatedDel
   float* const qs = shared;                            // [tokens, kK]
   float* const ks = qs + Tl::kTokens * kK;
   float* const vs = ks + Tl::kTokens * kK;             // [tokens, columns]
-  float* const ys = vs + Tl::kTokens * kColumns;
-  float* const decays = ys + Tl::kTokens * kColumns;   // [tokens]
+  float* const ys = vs + Tl::kTokens * Tl::kColumns;
+  float* const decays = ys + Tl::kTokens * Tl::kColumns;   // [tokens]
   float* const betas = decays + Tl::kTokens;
-  const int i = threadIdx.x, lane = i % kRowLanes, mine = i / kRowLanes * kColumnsEach, s = blockIdx.y;
-  const int blocks = static_cast<int>(ceil_div(p.value_dim, kColumns));
-  const int64_t head = blockIdx.x / blocks, column0 = static_cast<int64_t>(blockIdx.x % blocks) * kColumns;
+  const int i = threadIdx.x, lane = i % Tl::kRowLanes, mine = i / Tl::kRowLanes * kColumnsEach, s = blockIdx.y;
+  const int blocks = static_cast<int>(ceil_div(p.value_dim, Tl::kColumns));
+  const int64_t head = blockIdx.x / blocks, column0 = static_cast<int64_t>(blockIdx.x % blocks) * Tl::kColumns;
   const int64_t first = batch.first[s], stop = batch.first[s + 1], source = batch.source[s];
 
   float h[Tl::kFours][4][kColumnsEach];
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kDeltaThreads) gated_delta_recurrence(GatedDel
     for (int f = 0; f < Tl::kFours; ++f)
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int64_t r = f * 4 * kRowLanes + lane * 4 + j;
+        const int64_t r = f * 4 * Tl::kRowLanes + lane * 4 + j;
         run(h[f][j], (head * p.key_dim + r) * p.value_dim + column0 + mine, r < p.key_dim && columns > 0);
       }
   };
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kDeltaThreads) gated_delta_recurrence(GatedDel
   };
   while (stores.count() == 0) store_all(stores.take());
 
-  const int wide = i % (kColumns / 8) * 8, row_of = i / (kColumns / 8);
+  const int wide = i % (Tl::kColumns / 8) * 8, row_of = i / (Tl::kColumns / 8);
   const int out_columns = static_cast<int>(least(p.value_dim - column0 - wide, 8));
   DeltaStaged<T> next;
   if (first < stop) stage<T, kK>(next, p, head, column0, first, stop);
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kDeltaThreads) gated_delta_recurrence(GatedDel
 #pragma unroll
       for (int f = 0; f < Tl::kFours; ++f) {
         float four[4];
-        load_as<float>(four, reinterpret_cast<const char*>(k + f * 4 * kRowLanes), 4);
+        load_as<float>(four, reinterpret_cast<const char*>(k + f * 4 * Tl::kRowLanes), 4);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -144,12 +145,12 @@ __global__ void __launch_bounds__(kDeltaThreads) gated_delta_recurrence(GatedDel
       }
 #pragma unroll
       for (int c = 0; c < kColumnsEach; ++c)
-        delta[c] = (vs[t * kColumns + mine + c] - sum_lanes<kRowLanes>(kv[c][0] + kv[c][1])) * beta;
+        delta[c] = (vs[t * Tl::kColumns + mine + c] - sum_lanes<Tl::kRowLanes>(kv[c][0] + kv[c][1])) * beta;
 #pragma unroll
       for (int f = 0; f < Tl::kFours; ++f) {
         float four[4], query[4];
-        load_as<float>(four, reinterpret_cast<const char*>(k + f * 4 * kRowLanes), 4);
-        load_as<float>(query, reinterpret_cast<const char*>(q + f * 4 * kRowLanes), 4);
+        load_as<float>(four, reinterpret_cast<const char*>(k + f * 4 * Tl::kRowLanes), 4);
+        load_as<float>(query, reinterpret_cast<const char*>(q + f * 4 * Tl::kRowLanes), 4);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -160,8 +161,8 @@ __global__ void __launch_bounds__(kDeltaThreads) gated_delta_recurrence(GatedDel
       }
 #pragma unroll
       for (int c = 0; c < kColumnsEach; ++c) {
-        const float sum = sum_lanes<kRowLanes>(y[c][0] + y[c][1]);
-        if (lane == 0) ys[t * kColumns + mine + c] = sum;
+        const float sum = sum_lanes<Tl::kRowLanes>(y[c][0] + y[c][1]);
+        if (lane == 0) ys[t * Tl::kColumns + mine + c] = sum;
       }
       while (stores.count() == base - first + t + 1) store_all(stores.take());
     }
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(kDeltaThreads) gated_delta_recurrence(GatedDel
     if (i < Tl::kValueItems && row_of < tokens && out_columns > 0) {
       float y[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) y[j] = ys[row_of * kColumns + wide + j];
+      for (int j = 0; j < 8; ++j) y[j] = ys[row_of * Tl::kColumns + wide + j];
       store(row<T>(p.out, base + row_of) + head * p.value_dim + column0 + wide, y, out_columns);
     }
   }
@@ -180,6 +181,6 @@ __global__ void __launch_bounds__(kDeltaThreads) gated_delta_recurrence(GatedDel
 extern "C" int hc_gated_delta_recurrence(const hc::GatedDeltaArgs* p, const hc::Batch* batch, void* stream) {
   using namespace hc;
   using Tl = DeltaTile<kSize>;
-  const dim3 grid(p->value_heads * ceil_div(p->value_dim, kColumns), batch->num_sequences);
+  const dim3 grid(p->value_heads * ceil_div(p->value_dim, Tl::kColumns), batch->num_sequences);
   return HC_LAUNCH((gated_delta_recurrence<Element, kSize>), grid, dim3(kDeltaThreads), Tl::kFloats * 4, stream, *p, *batch);
 }

@@ -20,7 +20,7 @@ template <int kN>
 struct HeadTile {
   static constexpr int kLanes = kN <= 128 ? kN / 4 : 32, kStates = kN / kLanes;  // threads of a row, states of a thread
   static constexpr int kGroups = kHeadThreads / kLanes;                          // rows at a time
-  static constexpr int kPer = kN <= 16 ? 1 : kN == 32 ? 2 : 4;                   // rows of a thread, kGroups apart
+  static constexpr int kPer = kN <= 32 ? 1 : 4;                               // rows of a thread, kGroups apart
   static constexpr int kRows = kGroups * kPer;
   static constexpr int kTokens = kN <= 128 ? 16 : 8;
   static constexpr int kWide = kRows / 8, kItems = kTokens * kWide, kStateItems = kTokens * kN / 8;
