@@ -57,8 +57,9 @@ async def ask(
     """Post ``body``; leave after so many seconds or events, or never."""
     raw = json.dumps(body).encode()
     lines = [
-        f"POST {path} HTTP/1.0",
+        f"POST {path} HTTP/1.1",
         "Host: test",
+        "Connection: close",
         "Content-Type: application/json",
         f"Content-Length: {len(raw)}",
     ]
@@ -81,17 +82,21 @@ async def ask(
 async def _read(reader: asyncio.StreamReader, heard: Heard, leave_after_events: int | None) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     heard.status = int(head.split()[1])
-    streamed = b"text/event-stream" in head
+    if b"chunked" not in head.lower():
+        heard.body = (await reader.read()).decode()
+        return
+    pending = b""
     while True:
         if leave_after_events is not None and len(heard.events) >= leave_after_events:
             heard.left = not heard.done
             return
-        if not streamed:
-            heard.body = (await reader.read()).decode()
-            return
-        line = (await reader.readline()).decode()
-        heard.body += line
-        if line.startswith("data: {"):
-            heard.events.append(json.loads(line[6:]))
-        if not line:
+        size = int(await reader.readline(), 16)
+        pending += (await reader.readexactly(size + 2))[:-2]
+        *lines, pending = pending.split(b"\n")
+        for line in lines:
+            heard.body += line.decode() + "\n"
+            if line.startswith(b"data: {"):
+                heard.events.append(json.loads(line[6:]))
+        if not size:
+            assert not pending
             return

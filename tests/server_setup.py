@@ -96,7 +96,7 @@ def scrape(server: Server) -> dict[str, float]:
         for sample in family.samples:
             labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
             assert sample.labels["model_name"] == "tiny"
-            inner = ",".join(f"{name}={value}" for name, value in labels.items())
+            inner = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
             name = sample.name.removeprefix("hybridcache:") + (f"{{{inner}}}" if inner else "")
             assert name not in found, f"{name} comes twice"
             found[name] = sample.value

@@ -13,6 +13,7 @@ from hybridcache.server.client import GONE_STATUS, ClientGone
 from hybridcache.server.completions import completion_routes
 from hybridcache.server.errors import ApiError, failed, is_anthropic
 from hybridcache.server.gate import Gate
+from hybridcache.server.messages import message_routes
 from hybridcache.server.metrics import metric_routes
 from hybridcache.server.models_list import ServedModels, model_routes
 from hybridcache.server.settings import ServerSettings
@@ -28,6 +29,7 @@ def build_app(worker: Worker, settings: ServerSettings) -> FastAPI:
     for router in (
         completion_routes(worker, models),
         chat_routes(worker, models),
+        message_routes(worker, models),
         model_routes(models),
         tokenizing_routes(worker, models),
         admin_routes(worker),

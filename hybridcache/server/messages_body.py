@@ -1,0 +1,209 @@
+"""The body of Anthropic's /v1/messages, as a chat for the checkpoint's template."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hybridcache.chat_outline import Breakpoint
+from hybridcache.sampling_params import SamplingParams
+from hybridcache.server.body import Body
+from hybridcache.server.chat_body import chat_prompt, longest
+from hybridcache.server.chat_message import PART_SEPARATOR, CacheControl, Conversation
+from hybridcache.server.errors import ApiError
+from hybridcache.server.generation_body import SALT_HEADER, seconds
+from hybridcache.text_codec import ChatPrompt
+from hybridcache.worker import Worker
+
+DEFAULT_TTL = "5m"
+"""Of a breakpoint that names none, as Anthropic has it."""
+DROPPED = ("thinking", "redacted_thinking")
+"""Blocks of earlier turns that Anthropic leaves out of prompts too."""
+
+
+class Block(Body):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: "str | list[Block] | None" = None
+    cache_control: CacheControl | None = None
+
+
+class Turn(Body):
+    """A message."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class AnthropicTool(Body):
+    """A function that the model is told of."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(default_factory=dict)
+    cache_control: CacheControl | None = None
+
+
+class CountBody(Body):
+    """What makes the prompt: the body of /v1/messages/count_tokens."""
+
+    model: str | None = None
+    messages: list[Turn]
+    system: str | list[Block] | None = None
+    tools: list[AnthropicTool] | None = None
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "thinking": ({"type": "disabled"},),
+        # Tools are put in the prompt; reading calls out of the answer is not built.
+        "tool_choice": ({"type": "none"},),
+        "mcp_servers": ([],),
+        "container": (),
+        "context_management": (),
+        "output_format": (),
+        "output_config": (),
+    }
+    without_effect: ClassVar[frozenset[str]] = frozenset(("metadata", "service_tier"))
+
+    def conversation(self) -> Conversation:
+        """Messages in OpenAI's form, and the breakpoints in them. Raises ApiError."""
+        found = Conversation([], [], [])
+        for tool in self.tools or ():
+            # Templates write tools before the first message's content.
+            _break(found, Breakpoint(0, 0), tool.cache_control)
+        if self.system is not None:
+            _Gathered(found, "system").add(self.system)
+        for turn in self.messages:
+            _Gathered(found, turn.role).add(turn.content)
+        return found
+
+    def chat(self, worker: Worker) -> ChatPrompt:
+        """The chat through the checkpoint's template; a last message of the assistant is gone on with.
+
+        Raises ApiError, ValueError.
+        """
+        tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": tool.input_schema,
+                },
+            }
+            for tool in self.tools or ()
+        ]
+        found = self.conversation()
+        last = found.messages[-1] if found.messages else {}
+        prefilled = last.get("role") == "assistant" and not last.get("tool_calls")
+        return chat_prompt(worker, found, tools=tools, continue_final=prefilled)
+
+
+class MessagesBody(CountBody):
+    """Anthropic's fields, and the cache's own."""
+
+    max_tokens: int
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    cache_salt: str | None = Field(None, description="prompts of different salts share nothing")
+    priority: int | None = Field(None, description="requests of a lower one run first")
+    ttl: float | str | None = Field(None, description="seconds, or '5m', '1h': how long its entries live")
+
+    def sampling(self, worker: Worker) -> SamplingParams:
+        """How to sample. Raises ValueError."""
+        defaults = worker.default_params
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            top_k=defaults.top_k if self.top_k is None else self.top_k,
+            stop=tuple(self.stop_sequences or ()),
+        )
+
+    def cache_settings(self, headers: Mapping[str, str]) -> dict[str, Any]:
+        """Arguments of Worker.submit that are about the cache and the queue. Raises ApiError, ValueError."""
+        return {
+            "cache_salt": headers.get(SALT_HEADER, self.cache_salt),
+            "priority": self.priority or 0,
+            "ttl_seconds": longest(self.conversation().ttls) if self.ttl is None else seconds(self.ttl),
+        }
+
+
+class _Gathered:
+    """Blocks of one message, until something comes that has to be a message of its own."""
+
+    def __init__(self, found: Conversation, role: str) -> None:
+        self._found, self._role = found, role
+        self._texts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._pending: list[tuple[int | None, CacheControl]] = []
+        """Breakpoints behind so many characters of the texts; None: behind a call."""
+
+    def add(self, content: str | Sequence[Block]) -> None:
+        """Put a message's content at the conversation's end. Raises ApiError."""
+        blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
+        for block in blocks:
+            self._take(block)
+        if self._texts or self._calls or not blocks:
+            self._close()
+
+    def _take(self, block: Block) -> None:
+        if block.type == "text" and block.text is not None:
+            self._texts.append(block.text)
+            at = None if self._calls else len(PART_SEPARATOR.join(self._texts))
+        elif block.type == "tool_use" and self._role == "assistant" and block.name is not None:
+            function = {"name": block.name, "arguments": block.input or {}}
+            self._calls.append({"id": block.id or "", "type": "function", "function": function})
+            at = None
+        elif block.type == "tool_result" and self._role == "user":
+            if self._texts:
+                self._close()
+            result = block.content or ""
+            text = result if isinstance(result, str) else PART_SEPARATOR.join(map(self._text, result))
+            _break(self._found, Breakpoint(len(self._found.messages)), block.cache_control)
+            message = {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text}
+            self._found.messages.append(message)
+            return
+        elif block.type in DROPPED:
+            return
+        else:
+            raise self._unsupported(block)
+        if block.cache_control is not None:
+            self._pending.append((at, block.cache_control))
+
+    def _text(self, block: Block) -> str:
+        if block.type != "text" or block.text is None:
+            raise self._unsupported(block)
+        return block.text
+
+    def _close(self) -> None:
+        index, content = len(self._found.messages), PART_SEPARATOR.join(self._texts)
+        for at, control in self._pending:
+            whole = at is None or (at == len(content) and not self._calls)
+            _break(self._found, Breakpoint(index, None if whole else at), control)
+        message: dict[str, Any] = {"role": self._role, "content": content}
+        self._found.messages.append(message | ({"tool_calls": self._calls} if self._calls else {}))
+        self._texts, self._calls, self._pending = [], [], []
+
+    def _unsupported(self, block: Block) -> ApiError:
+        return ApiError(
+            400,
+            f"a message of {self._role} has a block of type {block.type!r}: text, and tools' calls and "
+            "results, are served",
+            param="messages",
+            code="unsupported_content",
+        )
+
+
+def _break(found: Conversation, breakpoint: Breakpoint, control: CacheControl | None) -> None:
+    if control is not None:
+        found.breakpoints.append(breakpoint)
+        found.ttls.append(control.ttl or DEFAULT_TTL)

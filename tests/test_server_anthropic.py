@@ -1,0 +1,189 @@
+"""The `anthropic` package against the server, as it is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic import Anthropic
+
+from tests.server_setup import MakeServer, Server, make_server, wait_idle
+from tests.worker_setup import check_idle, in_engine, make_worker
+
+__all__ = ["make_server", "make_worker"]
+
+Client = Any
+"""Anthropic's, whose overloads know no settings in a mapping."""
+TEXT = "The prefix of a prompt is what a cache can reuse, if a checkpoint was kept there. " * 4
+TOOLS: Any = [{"name": "weather", "description": "At a place.", "input_schema": {"type": "object"}}]
+
+
+def client_of(server: Server, **settings: Any) -> Client:
+    arguments: Any = {"base_url": server.url, "api_key": "none", "max_retries": 0} | settings
+    return Anthropic(**arguments)
+
+
+@pytest.fixture
+def client(make_server: MakeServer) -> Iterator[Client]:
+    with client_of(make_server()) as made:
+        yield made
+
+
+def asking(text: Any = "Why?", **settings: Any) -> dict[str, Any]:
+    return {"model": "tiny", "max_tokens": 6, "messages": [{"role": "user", "content": text}]} | settings
+
+
+def parts(usage: Any) -> tuple[int, int, int]:
+    return usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens
+
+
+def test_plain_and_streamed_are_one(client: Client) -> None:
+    found = client.messages.create(**asking())
+    assert found.type == "message" and found.role == "assistant" and found.model == "tiny"
+    assert found.stop_reason == "max_tokens" and found.usage.output_tokens == 6
+    kinds, texts = [], []
+    with client.messages.stream(**asking()) as stream:
+        for event in stream:
+            kinds.append(event.type)
+            if event.type == "message_start":
+                start = event.message.usage
+            if event.type == "content_block_delta":
+                texts.append(event.delta.text)
+        whole = stream.get_final_message()
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and len(texts) >= 4
+    assert "".join(texts) == whole.content[0].text == found.content[0].text != ""
+    assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 6
+    # The figures of the beginning are those of the end, and the second prompt was cached but for a token.
+    assert parts(start) == parts(whole.usage) == (1, 0, sum(parts(found.usage)) - 1)
+    assert parts(found.usage)[1:] == (0, 0)
+
+
+def test_the_chat_is_openais(make_server: MakeServer) -> None:
+    server = make_server()
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "18 degrees"}]}
+    call = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"place": "Rome"}}
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    body = {
+        "system": [{"type": "text", "text": "Use"}, {"type": "text", "text": "tools."}],
+        "tools": TOOLS,
+        "messages": [
+            {"role": "user", "content": "Rome?"},
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "I ask."}, call]},
+            {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
+        ],
+    }
+    function = {"name": "weather", "arguments": '{"place": "Rome"}'}
+    schema = {"name": "weather", "description": "At a place.", "parameters": {"type": "object"}}
+    same = {
+        "tools": [{"type": "function", "function": schema}],
+        "messages": [
+            {"role": "system", "content": "Use\ntools."},
+            {"role": "user", "content": "Rome?"},
+            {"role": "assistant", "content": "I ask.", "tool_calls": [{"id": "c1", "function": function}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "18 degrees"},
+            {"role": "user", "content": "So?"},
+        ],
+    }
+    count = httpx.post(f"{server.url}/tokenize", json=same).json()["count"]
+    with client_of(server) as client:
+        assert client.messages.count_tokens(model="tiny", **body).input_tokens == count
+        found = client.messages.create(model="tiny", max_tokens=4, **body)
+        assert sum(parts(found.usage)) == count
+        text = httpx.post(f"{server.url}/v1/chat/completions", json={**same, "max_tokens": 4}).json()
+        assert text["choices"][0]["message"]["content"] == found.content[0].text
+        assert text["usage"]["prompt_tokens_details"]["cached_tokens"] == count - 1
+
+
+@pytest.mark.parametrize(("ttl", "seconds"), [(None, 300), ("5m", 300), ("1h", 3_600)])
+def test_a_breakpoint_is_kept_at_once(make_server: MakeServer, ttl: str | None, seconds: int) -> None:
+    server = make_server()
+    control = {"type": "ephemeral"} | ({} if ttl is None else {"ttl": ttl})
+    system = [{"type": "text", "text": TEXT, "cache_control": control}]
+    document = [
+        {"type": "text", "text": TEXT[20:], "cache_control": control},
+        {"type": "text", "text": "What?"},
+    ]
+    with client_of(server) as client:
+        first = client.messages.create(**asking("One?", system=system))
+        rest, created, read = parts(first.usage)
+        assert read == 0 and created > 50 > rest > 0
+        other = client.messages.create(**asking("And another one?", system=system))
+        assert parts(other.usage)[1:] == (0, created)
+        expires = in_engine(
+            server.worker, lambda e: max(n.expires_at for n in e.cache.store.table.nodes if n) - e.clock.now()
+        )
+        assert seconds - 60 < expires <= seconds
+        written = first.usage.cache_creation
+        kept = written.ephemeral_5m_input_tokens, written.ephemeral_1h_input_tokens
+        assert kept == ((0, created) if ttl == "1h" else (created, 0))
+        # In the middle of a message, and at the end of the tools.
+        middle = client.messages.create(**asking(document))
+        changed = client.messages.create(**asking([document[0], {"type": "text", "text": "Who, and why?"}]))
+        assert 40 < sum(parts(middle.usage)[1:]) == parts(changed.usage)[2]
+        tools = [{**TOOLS[0], "cache_control": control}]
+        told = client.messages.create(**asking("One?", tools=tools, system="Few words."))
+        again = client.messages.create(**asking("One?", tools=tools, system="Many words."))
+        assert 20 < sum(parts(told.usage)[1:]) == parts(again.usage)[2]
+
+
+def test_stop_sequences_and_prefilled_answers(client: Client) -> None:
+    text = client.messages.create(**asking(max_tokens=12)).content[0].text
+    stop = text[9:12]
+    found = client.messages.create(**asking(max_tokens=12, stop_sequences=[stop]))
+    assert found.content[0].text == text[: text.index(stop)]
+    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", stop)
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": text[:5]}]
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 5}
+    prefilled = client.messages.create(**asking(messages=turns, extra_body=sampling))
+    plain = client.messages.create(**asking())
+    # The prompt goes on from where the answer stands, without an end token or a new beginning.
+    assert sum(parts(prefilled.usage)) < sum(parts(plain.usage)) + 6
+
+
+def test_leaving_a_stream_frees_everything(make_server: MakeServer) -> None:
+    server = make_server()
+    with client_of(server) as client:
+        with client.messages.stream(**asking(max_tokens=9_000)) as stream:
+            for _, _ in zip(range(4), stream, strict=False):
+                pass
+        wait_idle(server.worker)
+        assert server.worker.stats().engine.aborted == 1
+        check_idle(server.worker)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_tokens": 0}, "at least 1"),
+        ({"messages": []}, "empty"),
+        ({"messages": [{"role": "system", "content": "?"}]}, "'user' or 'assistant'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "block of type 'image'"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1_024}}, "thinking is not supported"),
+        ({"tools": TOOLS, "tool_choice": {"type": "auto"}}, "tool_choice is not supported"),
+        ({"extra_body": {"cache_salt": ""}}, "cache_salt"),
+        ({"max_tokens": 2_000}, "max_model_len"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(make_server: MakeServer, settings: dict[str, Any], message: str) -> None:
+    with client_of(make_server(max_model_len=1_000)) as client:
+        with pytest.raises(anthropic.BadRequestError, match=message) as caught:
+            client.messages.create(**asking(**settings))
+        assert client.messages.create(**asking()).content
+    assert caught.value.body["type"] == "error"  # type: ignore[index]
+    assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+
+
+def test_other_errors_have_anthropics_form(make_server: MakeServer) -> None:
+    server = make_server(server={"api_keys": ("secret",)}, max_num_seqs=1, max_queue=0)
+    with client_of(server) as client, pytest.raises(anthropic.AuthenticationError, match="API key"):
+        client.messages.create(**asking())
+    with client_of(server, api_key="secret") as client:
+        with pytest.raises(anthropic.NotFoundError, match="not served here"):
+            client.messages.create(**asking(model="other"))
+        running = server.worker.submit([1, 2, 3])
+        with pytest.raises(anthropic.RateLimitError, match="try again later"):
+            client.messages.create(**asking())
+        running.abort()
+        running.wait(60)
+        assert client.messages.create(**asking()).content
