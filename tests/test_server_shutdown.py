@@ -1,0 +1,153 @@
+"""How a server starts and ends, and what its command says to mistakes."""
+
+import asyncio
+import inspect
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import uvicorn
+
+from hybridcache.cli import main
+from hybridcache.server.app import build_app
+from hybridcache.server.serve import Server, serve_settings
+from hybridcache.server.settings import ServerSettings
+from hybridcache.worker import Worker
+from tests.http_client import Heard, ask
+from tests.server_setup import wait_until
+from tests.worker_setup import MakeWorker, make_worker
+
+__all__ = ["make_worker"]
+
+ASKED: dict[str, Any] = {"prompt": "Once upon a time", "temperature": 0.0, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+@pytest.mark.parametrize("in_time", [True, False])
+def test_what_runs_at_the_end_finishes_or_fails(make_worker: MakeWorker, path: str, in_time: bool) -> None:
+    worker = make_worker()
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    config = uvicorn.Config(
+        build_app(worker, ServerSettings()), log_level="warning", lifespan="off", timeout_graceful_shutdown=60
+    )
+    server = Server(config, worker, "ready", 60.0 if in_time else 0.3)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+    thread.start()
+    chat = [{"role": "user", "content": "Once?"}]
+    body = ASKED | {"max_tokens": 40 if in_time else 9_000} if path == "/v1/completions" else {
+        "messages": chat, "max_tokens": 40 if in_time else 9_000
+    }  # fmt: skip
+
+    async def ask_and_stop() -> list[Heard]:
+        asking = [asyncio.create_task(ask(port, path, body | {"stream": stream})) for stream in (True, False)]
+        await asyncio.to_thread(wait_until, lambda: worker.stats().engine.generated_tokens > 2)
+        server.should_exit = True
+        return await asyncio.gather(*asking)
+
+    streamed, whole = asyncio.run(ask_and_stop())
+    thread.join(60)
+    assert not thread.is_alive() and not worker.health
+    if in_time:
+        assert streamed.status == whole.status == 200
+        assert streamed.done if path == "/v1/completions" else "message_stop" in streamed.body
+    else:
+        # Told, not cut: an event in the stream, an error where nothing was sent yet.
+        assert streamed.status == 200 and "the worker is closed" in streamed.events[-1]["error"]["message"]
+        assert whole.status == 503 and "the worker is closed" in whole.body
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_the_command_serves_until_it_is_told_to_stop() -> None:
+    code = "import sys; from hybridcache.cli import main; sys.exit(main())"
+    arguments = [
+        "serve",
+        "tiny",
+        "--port",
+        "0",
+        "budget_gb=0.02",
+        "--quiet",
+        "eviction=marconi",
+        "eviction.alpha=2",
+    ]
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            ready = next(line for line in process.stderr if " at http://" in line)
+            found = re.search(r"tiny at http://127\.0\.0\.1:(\d+)/v1", ready)
+            assert found is not None, ready
+
+            async def ask_and_stop() -> Heard:
+                asking = asyncio.create_task(
+                    ask(int(found[1]), "/v1/completions", ASKED | {"max_tokens": 60, "stream": True})
+                )
+                await asyncio.sleep(0.3)
+                process.send_signal(signal.SIGTERM)
+                return await asking
+
+            answer = asyncio.run(ask_and_stop())
+            assert answer.done and answer.choices[-1]["finish_reason"] == "length"
+            rest = process.stderr.read()
+        finally:
+            process.kill() if process.poll() is None and sys.exc_info()[0] else None
+        assert process.wait(60) in (0, -signal.SIGTERM) and "Traceback" not in rest
+
+
+def test_a_port_in_use_is_said_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(SystemExit, match="2"):
+            main(["serve", "no-such-model", "--port", port])
+    assert f"cannot listen on http://127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such-model"], "neither a folder nor a preset"),
+        (["tiny", "budget_gb=0"], "budget_gb=0"),
+        (["tiny", "eviction=none"], "Could not find 'eviction/none'"),
+        (["tiny", "novel=1"], "Could not override 'novel'"),
+        (["tiny", "+novel=1"], "novel=1: there is no such setting"),
+        (["tiny", "--port", "99999"], "--port 99999"),
+        (["tiny", "--host", "256.0.0.1.1"], "no address to listen on"),
+        (["tiny", "shutdown_seconds=-1"], "shutdown_seconds=-1"),
+        (["tiny", "max_queue=-1"], "max_queue=-1"),
+        (["tiny", "--api-key", ""], "an API key is empty"),
+        (["tiny", "--max-model-len", "1"], "max_model_len=1"),
+        (["tiny", "--novel"], "unrecognized arguments: --novel"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = [] if "--port" in arguments else ["--port", "0"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", arguments[0], *port, *arguments[1:]])
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("hybridcache: error: ") and message in last
+
+
+def test_nobody_is_let_in_unawares(caplog: pytest.LogCaptureFixture) -> None:
+    for host, warned in (("0.0.0.0", True), ("localhost", False), ("127.0.0.1", False)):
+        caplog.clear()
+        with pytest.raises(SystemExit):
+            main(["serve", "no-such-model", "--host", host, "--port", "0"])
+        assert ("see --api-key" in caplog.text) == warned, host
+
+
+def test_settings_left_out_are_the_workers() -> None:
+    settings = serve_settings([])
+    names = {"max_queue", "shutdown_seconds", "eviction", "admission"}
+    defaults = {name: value.default for name, value in inspect.signature(Worker).parameters.items()}
+    for name in settings.keys() - names:
+        assert settings[name] == defaults[name], name
+    assert settings["eviction"]["name"] == defaults["eviction"]
+    assert settings["admission"]["name"] == defaults["admission"]
