@@ -88,6 +88,17 @@ def test_case_028_dropped_connections_free_their_slots(make_server: MakeServer, 
     assert post(server, "/v1/completions").status_code == 200
 
 
+def test_case_028_whoever_waits_for_the_whole_is_missed_too(make_server: MakeServer) -> None:
+    server = make_server()
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        body = BODIES[path] | {"max_tokens": 9_000}
+        asyncio.run(ask(server.port, path, body, leave_after_seconds=0.3))
+        wait_idle(server.worker, 20)
+    stats = server.worker.stats().engine
+    assert stats.aborted == 2 and stats.generated_tokens < 9_000
+    check_idle(server.worker)
+
+
 def test_case_041_equal_ids_of_clients_do_not_meet(make_server: MakeServer) -> None:
     server = make_server()
 

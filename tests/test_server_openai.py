@@ -318,3 +318,18 @@ def test_continuing_the_last_message(make_server: MakeServer) -> None:
     for name in ("chat_template", "tokenize", "tools", "continue_final"):
         settings = {"messages": CHAT, "chat_template_kwargs": {name: "x"}}
         assert httpx.post(f"{server.url}/tokenize", json=settings).status_code == 400
+
+
+def test_an_engines_mistake_is_not_the_clients(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server()
+
+    def mistaken(*_: object) -> int:
+        raise ValueError("temperature=1: not the client's doing")
+
+    monkeypatch.setattr("hybridcache.sampler.Sampler.next_token", mistaken)
+    with client_of(server) as client:
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError, match="not the client's doing"):
+                client.completions.create(model="tiny", prompt=TEXT, temperature=1.0, stream=stream)
