@@ -43,6 +43,35 @@ def heard(server: Server, path: str, **fields: Any) -> Heard:
     return asyncio.run(ask(server.port, path, BODIES[path] | fields))
 
 
+def test_case_012_a_refused_request_leaves_nothing(make_server: MakeServer) -> None:
+    server = make_server()
+    right = post(server, "/v1/completions").json()["choices"]
+    for bad in (
+        {"max_tokens": 0},
+        {"prompt": [[1, 2], [99_999]]},
+        {"n": 0},
+        {"stop": [""]},
+        {"model": "other"},
+    ):
+        assert post(server, "/v1/completions", **bad).status_code in (400, 404)
+        check_idle(server.worker)
+    assert server.worker.stats().engine.finished == 1
+    assert post(server, "/v1/completions").json()["choices"] == right
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_case_033_what_never_fits_is_a_400(make_server: MakeServer, path: str, stream: bool) -> None:
+    # Too long for the model, and too long for the budget alone.
+    for settings in ({"max_model_len": 200}, {"budget_gb": 0.0012}):
+        server = make_server(**settings)
+        answer = post(server, path, max_tokens=3_000, stream=stream)
+        assert answer.status_code == 400, answer.text
+        assert "max_tokens=3000" in answer.json()["error"]["message"]
+        assert answer.json()["error"].get("code") in (None, "context_length_exceeded")
+        assert post(server, path).status_code == 200
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_case_024_salts_keep_tenants_apart(make_server: MakeServer, path: str) -> None:
     server = make_server()
