@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
+from hybridcache.cached_tree import CachedTree
+from hybridcache.checkpoint_plan import add_awaited
 from hybridcache.lease import Lease, Wait
 from hybridcache.node import Root
 from hybridcache.tokens import TOKEN_BYTES
@@ -29,3 +31,14 @@ def longest_pending(
         if best is None or shared > best.position:
             best = Wait(lease, shared)
     return best
+
+
+def ask_to_wait(
+    store: CachedTree, leases: Iterable[Lease], root: Root, prompt: bytes, hit: int, waited: Collection[int]
+) -> Wait | None:
+    """What `longest_pending` finds; the lease to wait for plans a checkpoint there, and the wait counts."""
+    wait = longest_pending(leases, root, prompt, hit, store.blocks.block_size, waited)
+    if wait is not None:
+        add_awaited(wait.lease, wait.position, store.recurrent)
+        store.stats.waits += 1
+    return wait

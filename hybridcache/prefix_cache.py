@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hybridcache.audit import audit
 from hybridcache.cached_tree import CachedTree
-from hybridcache.checkpoint_plan import add_awaited, make_plan
+from hybridcache.checkpoint_plan import make_plan
 from hybridcache.checkpoint_taker import CheckpointTaker
 from hybridcache.ghost import NOTHING
 from hybridcache.lease import Lease, StateCopy, StateEmit, Wait
@@ -13,7 +13,7 @@ from hybridcache.lease_book import LeaseBook
 from hybridcache.loss import Lookup, lost_tokens
 from hybridcache.namespace import Namespace
 from hybridcache.node import FOREVER, Match
-from hybridcache.pending import longest_pending
+from hybridcache.pending import ask_to_wait, longest_pending
 from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
 from hybridcache.policies.columns import FINAL
 from hybridcache.policies.eviction import EvictionPolicy
@@ -209,13 +209,9 @@ class PrefixCache:
         root = store.tree.root(namespace)
         raw = prompt.tobytes()
         match = store.tree.match(root, raw, now)
-        if self.leases:
-            block_size = self.store.blocks.block_size
-            wait = longest_pending(self.leases.values(), root, raw, match.hit, block_size, waited)
-            if wait is not None:
-                add_awaited(wait.lease, wait.position, store.recurrent)
-                store.stats.waits += 1
-                return wait
+        wait = ask_to_wait(store, self.leases.values(), root, raw, match.hit, waited)
+        if wait is not None:
+            return wait
         if match.matched and not self._book.fits_shared(match, num_prompt + max_tokens - 1):
             match = Match(root, None, 0, root, 0)
         path_goes_on = match.partial is not None or bool(match.node.children)
@@ -344,6 +340,17 @@ class PrefixCache:
                 self._reclaimer.flush(root)
 
     # Inside
+
+    def await_pending(
+        self, tokens: TokenIds, namespace: Namespace, now: float, waited: Collection[int] = ()
+    ) -> Wait | None:
+        """The Wait that `acquire` would give now, for a prompt that nothing else would come of yet."""
+        store, raw = self.store, tokens.tobytes()
+        root = store.tree.root(namespace)
+        leases = self.leases.values()
+        if longest_pending(leases, root, raw, 0, store.blocks.block_size, waited) is None:
+            return None
+        return ask_to_wait(store, leases, root, raw, store.tree.match(root, raw, now).hit, waited)
 
     def _losses(
         self, match: Match, prompt: bytes, path_goes_on: bool, boundaries: Sequence[int]

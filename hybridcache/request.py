@@ -58,8 +58,8 @@ class Request:
     __slots__ = (
         "id", "prompt", "params", "max_tokens", "end_token_ids", "namespace", "arrival", "boundaries",
         "turn_end", "hints", "ttl_seconds", "priority", "script", "sample", "reader", "private",
-        "prompt_choices", "output", "lease", "wait", "waited", "finish_reason", "error", "hit", "matched",
-        "lost",
+        "prompt_choices", "output", "lease", "wait", "waited", "looked_at", "finish_reason", "error", "hit",
+        "matched", "lost",
         "num_preemptions", "admitted_at", "first_token_at", "last_token_at",
         "finished_at",
     )  # fmt: skip
@@ -121,6 +121,8 @@ class Request:
         """What the request waits for before it acquires again."""
         self.waited: set[int] = set()
         """Positions it has waited for."""
+        self.looked_at = -1
+        """How many leases had been given when it last looked for others' prefixes without taking one."""
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None
         self.hit = 0

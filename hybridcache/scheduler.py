@@ -55,6 +55,8 @@ class SchedulerStats:
     """Counts since the start; none ever falls."""
 
     num_preemptions: int = 0
+    num_started: int = 0
+    """Times that a request got a lease."""
     num_waits: int = 0
     """Times that a request was told to wait for a prefix that another one is computing."""
 
@@ -145,12 +147,19 @@ class Scheduler:
 
     def _admit(self, budget: int, now: float) -> Iterable[tuple[Request, int]]:
         """Start waiting requests in order, until one finds no room; how many tokens each computes."""
+        looks = 0
         for request in self._in_order(now):
-            if not budget or len(self.running) >= self.config.max_num_seqs:
+            if len(self.running) + looks >= self.config.max_num_seqs:
                 return
             if request.wait is not None and not request.wait.over:
                 continue
             request.wait = None
+            if not budget:
+                # Only the step's tokens keep it from starting: a prefix that another request passes in this
+                # step would otherwise go by unmarked.
+                looks += 1
+                self._look(request, now)
+                continue
             most = budget
             lease = self._acquire(request, request.num_tokens, now)
             if lease is None and not self.running:
@@ -158,9 +167,7 @@ class Scheduler:
                 most = 1
                 lease = self._acquire(request, most, now)
             if isinstance(lease, Wait):
-                request.wait = lease
-                request.waited.add(lease.position)
-                self.stats.num_waits += 1
+                self._told_to_wait(request, lease)
                 continue
             if lease is None:
                 return
@@ -168,6 +175,21 @@ class Scheduler:
             self._start(request, lease, now)
             yield request, count
             budget -= count
+
+    def _look(self, request: Request, now: float) -> None:
+        """Have a waiting request wait for what others compute; it looks again once another has started."""
+        if request.looked_at == self.stats.num_started:
+            return
+        request.looked_at = self.stats.num_started
+        tokens = request.tokens(0, request.num_tokens)
+        wait = self.cache.await_pending(tokens, request.namespace, now, request.waited)
+        if wait is not None:
+            self._told_to_wait(request, wait)
+
+    def _told_to_wait(self, request: Request, wait: Wait) -> None:
+        request.wait = wait
+        request.waited.add(wait.position)
+        self.stats.num_waits += 1
 
     def _acquire(self, request: Request, num_reserved: int, now: float) -> Lease | Wait | None:
         return self.cache.acquire(
@@ -186,6 +208,7 @@ class Scheduler:
 
     def _start(self, request: Request, lease: Lease, now: float) -> None:
         request.lease = lease
+        self.stats.num_started += 1
         if request.admitted_at is None:
             request.admitted_at = now
             request.hit, request.matched, request.lost = lease.hit, lease.matched, lease.lost

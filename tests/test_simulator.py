@@ -117,6 +117,32 @@ def test_case_6_siblings_of_one_step_compute_their_prefix_once(siblings: int) ->
     assert served.engine.scheduler.stats.num_waits == siblings - 1
 
 
+@pytest.mark.parametrize("more", [0, 3])
+def test_case_6_a_sibling_is_seen_when_the_steps_tokens_are_used_up(more: int) -> None:
+    """The leader passes the branch point in a step that has no token left for the others."""
+    served = Simulated(max_num_batched_tokens=32, max_num_seqs=8)
+    shared = text(64)
+    leader = served.submit(joined(shared, text(80, 1)))
+    served.step()
+    siblings = [served.submit(joined(shared, text(20, 2 + i))) for i in range(1 + more)]
+    served.step()
+    assert leader.lease is not None and leader.lease.num_computed == 64
+    served.run()
+    assert all_ended([leader, *siblings])
+    assert [sibling.hit for sibling in siblings] == [64] * len(siblings)
+    assert served.engine.scheduler.stats.num_waits == len(siblings)
+
+
+def test_who_may_not_start_marks_nothing() -> None:
+    """With no place among the running, a sibling changes nothing: alone, a request is served as ever."""
+    served = Simulated(max_num_batched_tokens=32, max_num_seqs=1)
+    shared = text(64)
+    requests = [served.submit(joined(shared, text(80, 1))), served.submit(joined(shared, text(20, 2)))]
+    served.run()
+    assert all_ended(requests)
+    assert served.engine.scheduler.stats.num_waits == 0
+
+
 def test_case_6_the_leader_may_go_at_any_step() -> None:
     for steps in range(8):
         served = Simulated(max_num_seqs=8, max_num_batched_tokens=16)
