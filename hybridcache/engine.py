@@ -14,7 +14,7 @@ from hybridcache.prefix_cache import PrefixCache
 from hybridcache.request import Choice, FinishReason, Request
 from hybridcache.sampler import Sampler
 from hybridcache.scheduler import Scheduled, Scheduler
-from hybridcache.step import Runner, ScheduledSequence, StepBatch, StepResult
+from hybridcache.step import NOT_A_NUMBER, Runner, ScheduledSequence, StepBatch, StepResult
 
 LATENCY_BOUNDS = tuple(a * 10.0**b for b in range(-3, 3) for a in (1, 2.5, 5))
 """Seconds, of the histograms."""
@@ -174,6 +174,9 @@ class Engine:
         request, count, emits, fresh = part
         lease = request.lease
         assert lease is not None, request
+        if result.tokens[index] == NOT_A_NUMBER:
+            # Before the cache hears of it: others would be given these numbers.
+            raise FloatingPointError(f"{request}: its logits are NaN")
         if fresh:
             self.cache.restored(lease)
         start = lease.num_computed
@@ -195,6 +198,10 @@ class Engine:
         elif params.plain:
             token = int(result.tokens[index])
         else:
+            if not result.logits.size:
+                raise ValueError(
+                    f"{request} samples, and this runner has no logits: temperature=0.0, or a script"
+                )
             logits = result.logits_of(index)[-1]
             token = self.sampler.next_token(request, logits)
             if params.logprobs is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridcache.kernels.packed import PackedBatch
 from hybridcache.lease import BlockCopy, StateCopy
 from hybridcache.pool import Ids
-from hybridcache.step import Runner, ScheduledSequence, StepBatch, StepResult
+from hybridcache.step import NO_TOKEN, NOT_A_NUMBER, Runner, ScheduledSequence, StepBatch, StepResult
 from hybridcache.storage import Storage
 
 NO_STATE = -1
@@ -51,8 +51,7 @@ class ModelRunner(Runner):
 
     def execute(self, step: StepBatch) -> StepResult:
         """Raises ValueError, before anything is changed, for a batch whose shapes, ids or tokens cannot be;
-        after the copies, for a sequence whose state or KV is not there. FloatingPointError when logits
-        are NaN.
+        after the copies, for a sequence whose state or KV is not there.
         """
         batch = self._packed(step.sequences)
         self._perform(step.state_copies, step.block_copies)
@@ -68,7 +67,9 @@ class ModelRunner(Runner):
         self._state_at[slots] = NO_STATE
         counts = np.array([s.num_logits for s in step.sequences], dtype=np.int64)
         result = _result(self._forward(step.sequences, batch, counts), counts)
-        for sequence in step.sequences:
+        for sequence, token in zip(step.sequences, result.tokens.tolist(), strict=True):
+            if token == NOT_A_NUMBER:
+                continue  # nobody goes on from there
             if sequence.slot is not None:
                 self._state_at[sequence.slot] = sequence.stop
             for position, slot in sequence.emits:
@@ -151,13 +152,11 @@ def _written(batch: PackedBatch) -> tuple[Ids, NDArray[np.int64]]:
 
 def _result(logits: NDArray[np.float32], counts: NDArray[np.int64]) -> StepResult:
     offsets = np.concatenate((np.zeros(1, dtype=np.int64), counts.cumsum()))
-    tokens = np.full(len(counts), -1, dtype=np.int64)
+    tokens = np.full(len(counts), NO_TOKEN, dtype=np.int64)
     wanted = counts > 0
     last = logits[offsets[1:][wanted] - 1]
     if last.size:
         tokens[wanted] = last.argmax(axis=1)
         # The greatest of numbers of which one is NaN is NaN.
-        wrong = np.flatnonzero(wanted)[np.isnan(last.max(axis=1))]
-        if len(wrong):
-            raise FloatingPointError(f"the logits of the sequences {wrong.tolist()} are NaN")
+        tokens[np.flatnonzero(wanted)[np.isnan(last.max(axis=1))]] = NOT_A_NUMBER
     return StepResult(tokens, logits, offsets)

@@ -10,7 +10,7 @@ from hybridcache.engine import Clock
 from hybridcache.latency import LatencyModel
 from hybridcache.lease import BlockCopy, StateCopy
 from hybridcache.pool import MemoryBudget
-from hybridcache.step import Runner, ScheduledSequence, StepBatch, StepResult
+from hybridcache.step import NO_TOKEN, Runner, ScheduledSequence, StepBatch, StepResult
 
 NO_STATE = 0
 """Position of a slot that holds no state; every state stands behind one token at least."""
@@ -43,7 +43,7 @@ class VirtualClock(Clock):
 
 
 class SimRunner(Runner):
-    """A runner that computes nothing. The tokens of its results are -1: requests bring their answers.
+    """A runner that computes nothing. Its greedy tokens follow from the last token and its place; no logits.
 
     Remembers which blocks were written, and behind how many tokens the state of every slot stands, as
     ModelRunner and Storage do; ids are those of a cache of the same budget and block size. Token ids
@@ -84,8 +84,9 @@ class SimRunner(Runner):
         self._write(step.sequences)
         self._pass(self.latency.seconds(step))
         count = len(step.sequences)
+        tokens = [self._next_token(s) if s.num_logits else NO_TOKEN for s in step.sequences]
         return StepResult(
-            np.full(count, -1, dtype=np.int64),
+            np.array(tokens, dtype=np.int64),
             np.empty((0, 0), dtype=np.float32),
             np.zeros(count + 1, dtype=np.int64),
         )
@@ -94,6 +95,10 @@ class SimRunner(Runner):
         """Raises ValueError for ids that are not there and for slots without a state."""
         self._perform(state_copies, ())
         self._pass(self.latency.copy_seconds(len(state_copies)))
+
+    def _next_token(self, sequence: ScheduledSequence) -> int:
+        """Any token of the vocabulary, the same for the same last token and position."""
+        return (int(sequence.tokens[-1]) * 48_271 + sequence.stop * 16_807) % self.latency.spec.vocab_size
 
     def _pass(self, seconds: float) -> None:
         self.busy_seconds += seconds

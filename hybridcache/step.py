@@ -96,12 +96,19 @@ class StepBatch:
     freed_slots: Ids = field(default_factory=lambda: NO_IDS)
 
 
+NO_TOKEN, NOT_A_NUMBER = -1, -2
+"""In place of tokens."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """What a step gave, sequence by sequence in the order of the batch."""
 
     tokens: NDArray[np.int64]
-    """[S]: the greedy next token (of equal logits the lowest id); -1 where no logits were wanted."""
+    """[S]: the greedy next token (of equal logits the lowest id); NO_TOKEN where no logits were wanted.
+
+    NOT_A_NUMBER where the last are NaN: that sequence's states and KV are of no use, the others' are as ever.
+    """
     logits: NDArray[np.float32]
     """[R, vocab_size]: the wanted rows; [0, 0] from a runner that has no logits."""
     offsets: NDArray[np.int64]

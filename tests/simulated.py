@@ -86,11 +86,13 @@ class Simulated:
         request_id, self._next_id = self._next_id, self._next_id + 1
         script = np.asarray(text(ANSWER, 3_000 + request_id) if answer is None else answer, dtype=np.uint32)
         settings: dict[str, Any] = {
+            "params": SamplingParams(temperature=0.0),
+            "script": script,
             "max_tokens": len(script),
             "namespace": NAMESPACE,
             "arrival": self.clock.now(),
         } | options
-        request = Request(request_id, prompt, SamplingParams(temperature=0.0), script=script, **settings)
+        request = Request(request_id, prompt, **settings)
         self.engine.submit(request)
         return request
 

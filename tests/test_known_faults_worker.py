@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from hybridcache.engine import Engine
 from hybridcache.models.presets import write_checkpoint
@@ -11,6 +12,7 @@ from hybridcache.policies.build import ADMISSION
 from hybridcache.worker import SamplingParams
 from tests.worker_setup import (
     GREEDY,
+    VOCABULARY,
     MakeWorker,
     break_part,
     check_idle,
@@ -121,6 +123,40 @@ def test_case_046_others_of_the_step_go_on_when_one_fails(make_worker: MakeWorke
         except OSError:
             failed += 1
     assert failed == 1
+
+
+@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, logprobs=None), replace(GREEDY, temperature=0.7)])
+def test_case_046_numbers_that_are_none_fail_their_request_alone(
+    make_worker: MakeWorker, params: SamplingParams
+) -> None:
+    """One prompt's token has a NaN embedding; the others of its steps end right, nothing of it is kept."""
+    worker, bad = make_worker(max_num_batched_tokens=64, max_num_seqs=8), VOCABULARY - 1
+    prompts = [[token % 900 + 16 for token in tokens(20, seed)] for seed in range(4)]
+    params = replace(params, seed=1)
+    right = given(worker.generate(prompts, params))
+    worker.flush()
+
+    def set_row(row: torch.Tensor) -> None:
+        with torch.inference_mode():
+            worker.in_engine(lambda engine: engine.runner.model.embedding.__setitem__(bad, row))  # type: ignore
+
+    row = worker.in_engine(lambda engine: engine.runner.model.embedding[bad].clone())  # type: ignore
+    poisoned = [*prompts[0][:10], bad, *prompts[0][:5]]
+    set_row(torch.full_like(row, torch.nan))
+    try:
+        streams = [worker.submit(prompt, params) for prompt in (*prompts[:2], poisoned, *prompts[2:])]
+        with pytest.raises(FloatingPointError, match="logits are NaN"):
+            streams.pop(2).result(60)
+        assert given([stream.result(60) for stream in streams]) == right
+    finally:
+        set_row(row)
+    check_idle(worker)
+    stats = worker.stats().engine
+    assert (stats.failed, stats.failed_steps) == (1, 0)
+    # Cold and as it was meant to be: neither states nor KV of the failed request serve anyone.
+    (again,) = worker.generate([poisoned], params)
+    assert again.num_cached_tokens <= 10
+    assert given([again]) == given(make_worker(cache=False).generate([poisoned], params))
 
 
 def test_case_046_an_answer_that_the_cache_cannot_take_is_an_answer(make_worker: MakeWorker) -> None:

@@ -8,6 +8,7 @@ from hybridcache.latency import LatencyModel
 from hybridcache.lease import BlockCopy, StateCopy, StateEmit
 from hybridcache.namespace import Namespace
 from hybridcache.prefix_cache import RequestTooLarge
+from hybridcache.sampling_params import SamplingParams
 from hybridcache.simulator import SimRunner, VirtualClock
 from hybridcache.step import ScheduledSequence, StepBatch
 from tests.serving import BLOCK, NAMESPACE, STATE, joined, text, toy
@@ -40,10 +41,10 @@ def test_the_clock_never_runs_backwards() -> None:
     assert clock.now() == 6.5
 
 
-def test_a_step_takes_its_modelled_time_and_gives_no_tokens() -> None:
+def test_a_step_takes_its_modelled_time_and_gives_no_logits() -> None:
     simulated = runner()
     result = simulated.execute(StepBatch([sequence(20), sequence(1, 0, 1, (3,))]))
-    assert result.tokens.tolist() == [-1, -1]
+    assert all(0 <= token < simulated.latency.spec.vocab_size for token in result.tokens.tolist())
     assert result.logits_of(1).shape == (0, 0)
     assert simulated.clock.now() == simulated.busy_seconds == 1.0
     simulated.execute(StepBatch([sequence(5, 20)]))
@@ -115,6 +116,21 @@ def test_case_6_siblings_of_one_step_compute_their_prefix_once(siblings: int) ->
     assert computed == 64 + siblings * (20 + 5 - 1)
     assert [request.hit for request in requests] == [0, *[64] * (siblings - 1)]
     assert served.engine.scheduler.stats.num_waits == siblings - 1
+
+
+def test_requests_without_a_script_are_answered_alike_hit_or_cold() -> None:
+    served, alone = Simulated(max_num_batched_tokens=32, max_num_seqs=8), Simulated()
+    prompts = [joined(text(64), text(20, 1 + i)) for i in range(4)]
+    requests = [served.submit(prompt, script=None, max_tokens=9) for prompt in prompts]
+    served.run()
+    for prompt, request in zip(prompts, requests, strict=True):
+        other = alone.serve(prompt, script=None, max_tokens=9)
+        assert other.output == request.output
+        assert len(other.output) == 9
+    assert requests[1].hit == 64
+    sampled = served.submit(prompts[0], script=None, max_tokens=9, params=SamplingParams(temperature=1.0))
+    served.run()
+    assert "no logits" in str(sampled.error)
 
 
 @pytest.mark.parametrize("more", [0, 3])
