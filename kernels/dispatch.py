@@ -20,6 +20,7 @@ BACKENDS: Mapping[str, str] = MappingProxyType(
         "reference": "plain torch on any device; tolerant numerics",
         "cpu": "C++ kernels compiled on first use; exact numerics",
         "triton": "Triton kernels on an NVIDIA GPU; exact numerics with linear=invariant",
+        "cuda": "the same, recurrent layers in CUDA compiled by nvcc on first use",
     }
 )
 AnyLinearMethod = LinearMethod | Literal["torch", "invariant"]
@@ -33,8 +34,8 @@ def build_ops(
 
     None asks HYBRIDCACHE_BACKEND, and "auto" (the default) takes `triton` on a GPU and `cpu` on a CPU, or
     `reference` with a warning where that is not installed or cannot be compiled. ValueError for an unknown
-    name, a device that is not there, or a backend that does not run on it; BuildError when `cpu` is asked for
-    and cannot be compiled.
+    name, a device that is not there, or a backend that does not run on it; BuildError when `cpu` or `cuda` is
+    asked for and cannot be compiled.
     """
     name = backend or os.environ.get("HYBRIDCACHE_BACKEND") or "auto"
     if name != "auto" and name not in BACKENDS:
@@ -87,6 +88,10 @@ def _gpu_ops(name: str, place: torch.device, linear: AnyLinearMethod) -> Ops:
             raise ValueError(f"backend {name} needs the package triton; pip install triton")
         warnings.warn("backend reference instead of triton, much slower: triton is missing", stacklevel=3)
         return ReferenceOps(place)
+    if name == "cuda" and place.type == "cpu":
+        raise ValueError(
+            "backend cuda on a CPU: its kernels need an NVIDIA GPU; use device=cuda, or backend=cpu"
+        )
     # Only where a GPU is used, or imitated, is Triton imported.
     from hybridcache.kernels.triton.ops import TritonOps, interpreted
 
@@ -95,4 +100,9 @@ def _gpu_ops(name: str, place: torch.device, linear: AnyLinearMethod) -> Ops:
             f"backend {name} on a CPU: Triton compiles for GPUs; TRITON_INTERPRET=1 in the environment runs "
             "its slow interpreter instead"
         )
+    if name == "cuda":
+        from hybridcache.kernels.cuda.build import Kernels
+        from hybridcache.kernels.cuda.ops import CudaOps
+
+        return CudaOps(place, linear, Kernels.of_this_machine())
     return TritonOps(place, linear)

@@ -9,6 +9,7 @@ import torch
 
 from hybridcache.kernels.build import BuildError
 from hybridcache.kernels.cpu import CpuOps
+from hybridcache.kernels.cuda.build import find_nvcc, nvcc_release
 from hybridcache.kernels.dispatch import build_ops
 from hybridcache.kernels.linear import TEST_ROWS
 from hybridcache.kernels.ops import Ops
@@ -66,4 +67,14 @@ def _versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
+    found["nvcc"] = _nvcc()
     return found
+
+
+def _nvcc() -> str:
+    """What the backend cuda would be compiled with."""
+    nvcc = find_nvcc()
+    try:
+        return f"{nvcc_release(nvcc)} ({nvcc})" if nvcc else "none on PATH, in CUDA_HOME or HYBRIDCACHE_NVCC"
+    except BuildError as error:
+        return str(error)

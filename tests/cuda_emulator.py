@@ -1,10 +1,15 @@
 """The CUDA kernels compiled by g++ over tests/cuda_emulation: the same sources, C interface and Python."""
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
 
 from hybridcache.kernels.build import find_compiler
 from hybridcache.kernels.cuda.build import Kernels, Variant
+from hybridcache.kernels.cuda.scans import CudaScans
+from hybridcache.kernels.reference import ReferenceOps
 
 HEADER = Path(__file__).resolve().parent / "cuda_emulation" / "emulation.h"
 FLAGS = (
@@ -33,10 +38,19 @@ class EmulatedKernels(Kernels):
         super().__init__(command, HEADER.read_text(encoding="utf-8"))
         self.seed = seed
 
-    def run(self, variant: Variant, *arguments: object) -> None:
-        self.load(variant).hc_emulation_seed(self.seed)
-        self.seed += 1
-        super().run(variant, *arguments)  # type: ignore[arg-type]
+    def launch(self, function: Callable[..., int], device: torch.device, *arguments: object) -> int:
+        return function(*arguments, None)
 
-    def stream(self) -> None:
-        return None
+    def load(self, variant: Variant) -> ctypes.CDLL:
+        library = super().load(variant)
+        library.hc_emulation_seed(self.seed)
+        self.seed += 1
+        return library
+
+
+class EmulatedOps(CudaScans, ReferenceOps):
+    """Scans by the emulation, the rest by torch."""
+
+    def __init__(self, kernels: EmulatedKernels | None = None) -> None:
+        super().__init__()
+        self.kernels = kernels or EmulatedKernels()

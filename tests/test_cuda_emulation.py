@@ -13,10 +13,9 @@ import torch
 from hybridcache.kernels.build import find_compiler
 from hybridcache.kernels.cuda import build
 from hybridcache.kernels.cuda.copies import CudaCopies
-from hybridcache.kernels.cuda.ops import CudaOps
-from tests.cuda_emulator import EmulatedKernels
+from tests.cuda_emulator import EmulatedKernels, EmulatedOps
 from tests.kernel_cases import Piece, conv, gated_delta, mamba1, mamba2
-from tests.test_kernels_twins import check
+from tests.test_kernels_twins import PIECES, check
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="the emulation needs g++")
 
@@ -41,7 +40,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plant:
 
 
 def scan(kernels: EmulatedKernels | None = None) -> None:
-    check(CudaOps(kernels or EmulatedKernels()), mamba1(70, 37, 16))
+    check(EmulatedOps(kernels), mamba1(70, 37, 16))
 
 
 def test_without_a_fault() -> None:
@@ -77,7 +76,7 @@ def test_an_exchange_that_some_threads_do_not_reach_is_seen(plant: Plant) -> Non
 PROGRAM = """
 import os, torch
 from pathlib import Path
-from tests.cuda_emulator import EmulatedKernels
+from tests.cuda_emulator import EmulatedKernels, EmulatedOps
 from tests.test_cuda_emulation import sanitized
 from hybridcache.kernels.cuda import build
 torch.set_num_threads(1)
@@ -91,12 +90,11 @@ sanitized()
 def sanitized() -> None:
     """Every kernel, compiled with the address sanitizer, which must have been loaded before Python."""
     kernels = EmulatedKernels(("-fsanitize=address",))
-    scan(kernels)
-    ops, copies = CudaOps(kernels), CudaCopies(kernels)
-    for case in (mamba2(70, 4, 24, 64, 1), gated_delta(70, 1, 1, 7, 3), conv(70, 65, 4)):
-        check(ops, case)
-    case = mamba1(1, 37, 16)
-    case.run(ops, case.storage(1), (Piece(0, 1, 0),))
+    ops, copies = EmulatedOps(kernels), CudaCopies(kernels)
+    cases = (mamba1(70, 37, 16), mamba2(70, 4, 24, 64, 1), gated_delta(70, 1, 1, 7, 3), conv(70, 65, 4))
+    for case in cases:
+        case.run(ops, case.storage(9), PIECES)
+    cases[0].run(ops, cases[0].storage(1), (Piece(0, 1, 0),))
     copies.copy_entries(torch.zeros(3, 65, dtype=torch.uint8), [(0, 1), (1, 2)])
     states, packed = torch.ones(2, 3, 65), torch.zeros(2, 3, 65, dtype=torch.int8)
     copies.pack_states(states, packed, torch.zeros(2, 3), [(0, 1)])

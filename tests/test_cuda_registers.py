@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridcache.cli import main
 from hybridcache.experiments.cuda_registers import HEADER, row
 from hybridcache.kernels.build import BuildError
 from hybridcache.kernels.cuda import build
@@ -81,13 +82,17 @@ def test_a_library_loads_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_without_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HYBRIDCACHE_NVCC", "")
+    assert main(["doctor", "--backend", "reference"]) == 0
+    assert "nvcc          none on PATH" in capsys.readouterr().out
     with pytest.raises(BuildError, match="HYBRIDCACHE_NVCC"):
         Kernels.of_this_machine()
     monkeypatch.setenv("HYBRIDCACHE_NVCC", "/bin/false")
     with pytest.raises(BuildError, match="--version fails"):
         Kernels.of_this_machine()
+    assert main(["doctor", "--backend", "reference"]) == 0
+    assert "--version fails" in capsys.readouterr().out
 
 
 @needs_nvcc

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -117,17 +117,20 @@ class Kernels:
         seen = sorted({10 * major + minor for major, minor in devices})
         return cls(nvcc_command(nvcc, seen or ARCHITECTURES), nvcc_release(nvcc))
 
-    def run(self, variant: Variant, *arguments: ctypes.Structure) -> None:
-        """Launches on the current stream. Raises RuntimeError with the driver's words when that fails."""
+    def run(self, variant: Variant, device: torch.device, *arguments: ctypes.Structure) -> None:
+        """Launches on the device's current stream; RuntimeError with the driver's words when that fails."""
         library = self.load(variant)
-        function = getattr(library, f"hc_{variant.source}")
-        if code := function(*map(ctypes.byref, arguments), ctypes.c_void_p(self.stream())):
+        if code := self.launch(
+            getattr(library, f"hc_{variant.source}"), device, *map(ctypes.byref, arguments)
+        ):
             reason = library.hc_error(code).decode()
             raise RuntimeError(f"{variant.source} ({variant.element}, {variant.size}): {reason}")
 
-    def stream(self) -> int | None:
-        """Address of the stream to launch on."""
-        return torch.cuda.current_stream().cuda_stream
+    def launch(self, function: Callable[..., int], device: torch.device, *arguments: object) -> int:
+        """Calls a library's function; an error code, or 0."""
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream(device).cuda_stream
+            return function(*arguments, ctypes.c_void_p(stream))
 
     def load(self, variant: Variant) -> ctypes.CDLL:
         """The variant's library, compiled if need be."""

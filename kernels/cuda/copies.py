@@ -18,7 +18,7 @@ Copy = tuple[int, ...]
 
 
 class CudaCopies(Copier):
-    """Copies on the current stream. Raises BuildError and RuntimeError as Kernels does."""
+    """Copies on the device's current stream. Raises BuildError and RuntimeError as Kernels does."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
@@ -56,7 +56,7 @@ class CudaCopies(Copier):
                 table.data_ptr(),
                 len(group),
             )
-            self.kernels.run(Variant("entry_copy", "raw", 1), args)
+            self.kernels.run(Variant("entry_copy", "raw", 1), memory.device, args)
 
     def _int8(self, states: Tensor, packed: Tensor, scales: Tensor, pairs: Pairs, *, restore: bool) -> None:
         heads, elements = states.shape[1], states[0, 0].numel()
@@ -87,7 +87,7 @@ class CudaCopies(Copier):
                 elements,
                 restore,
             )
-            self.kernels.run(Variant("state_int8", ELEMENTS[states.dtype], 1), args)
+            self.kernels.run(Variant("state_int8", ELEMENTS[states.dtype], 1), states.device, args)
 
 
 def independent(copies: Sequence[Copy]) -> list[list[Copy]]:
