@@ -22,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="print device, versions, kernels in use and their numerics")
-    doctor.add_argument("--backend", help="auto (default), cpu or reference")
+    doctor.add_argument("--backend", help="auto (default), cpu, triton, cuda or reference")
+    doctor.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
     for name, (module, text) in MODULES.items():
         command = commands.add_parser(name, help=text, description=text)
         # A command that needs torch or pyarrow imports it, the others start without.
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "doctor":
             from hybridcache.kernels.doctor import report
 
-            print(report(options.backend))
+            print(report(options.backend, options.device))
         else:
             print(import_module(MODULES[options.command][0]).run(options))
     except (ValueError, OSError) as error:

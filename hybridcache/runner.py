@@ -29,7 +29,10 @@ class Model(Protocol):
         logits_at: Tensor,
         /,
     ) -> Tensor:
-        """Computes `token_ids` int64 [T] -> logits float32 [R, vocab_size] of rows `logits_at` int64 [R]."""
+        """Computes `token_ids` int64 [T] -> logits float32 [R, vocab_size] of rows `logits_at` int64 [R].
+
+        Ids, rows and batch are on the CPU, the states where the model runs.
+        """
 
 
 class ModelRunner(Runner):
@@ -137,8 +140,7 @@ class ModelRunner(Runner):
         token_ids = torch.from_numpy(np.concatenate([s.tokens for s in sequences]).astype(np.int64))
         rows = [np.arange(s.stop - n, s.stop) for s, n in zip(batch.sequences, counts.tolist(), strict=True)]
         logits_at = torch.from_numpy(np.concatenate(rows).astype(np.int64))
-        device = self.storage.device
-        logits = self.model.forward(token_ids.to(device), batch, self.storage.states(), logits_at.to(device))
+        logits = self.model.forward(token_ids, batch, self.storage.states(), logits_at)
         assert logits.shape == (len(logits_at), self.storage.spec.vocab_size), logits.shape
         array: NDArray[np.float32] = logits.cpu().numpy()
         return array

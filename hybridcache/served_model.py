@@ -56,7 +56,7 @@ def model_length(folder: Path, asked: int | None) -> int:
 def build_engine(
     loaded: LoadedModel, cache: PrefixCache, limits: SchedulerConfig, clock: Clock, *, debug_poison: bool
 ) -> Engine:
-    """An engine with real tensors behind the ids of ``cache``.
+    """An engine with real tensors behind the ids of ``cache``, on the device that the model runs on.
 
     Raises ValueError for a budget that no request fits into.
     """
@@ -67,6 +67,15 @@ def build_engine(
             f"budget_gb={budget_bytes / 1e9}: one request of one token takes "
             f"{block_size * spec.kv_bytes_per_token + spec.checkpoint_bytes} bytes"
         )
-    storage = Storage(spec, budget_bytes, block_size, debug_poison=debug_poison)
+    memory = cache.budget.memory
+    storage = Storage(
+        spec,
+        budget_bytes,
+        block_size,
+        device=loaded.model.ops.device,
+        memory=memory,
+        kv_fraction=cache.budget.limits["kv"] / budget_bytes if memory == "split" else 0.5,
+        debug_poison=debug_poison,
+    )
     runner = ModelRunner(loaded.model, storage)
     return Engine(cache, Scheduler(cache, limits), runner, clock, Sampler())

@@ -1,5 +1,6 @@
 """The Python serving API: prompts in, answers out, over one model and one prefix cache."""
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from hybridcache.explanation import Explanation, TemplateTotals
 from hybridcache.hardware import HardwareProfile
 from hybridcache.intake import Intake, Prompt, prompts_of
 from hybridcache.job import Job
-from hybridcache.kernels.dispatch import build_ops
+from hybridcache.kernels.dispatch import AnyLinearMethod, build_ops, describe
 from hybridcache.models.load import LoadedModel, load_model
 from hybridcache.namespace import Namespace
 from hybridcache.open_jobs import OpenJobs, QueueFull
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -63,8 +65,10 @@ class Worker:
     requests that run ``max_queue`` may wait; ``eviction`` and ``admission`` are names of policies, or
     mappings of a ``name`` and settings; ``order`` is fcfs or longest_hit; entries that nobody used for
     ``ttl_seconds`` expire; ``cache=False`` reuses and keeps nothing; ``threads`` are torch's, in the whole
-    process; ``backend`` as in `build_ops`; ``debug_poison`` fills freed memory with NaN;
-    ``hardware`` and ``prices`` turn what `explain` finds into seconds and money.
+    process; ``device`` is cpu, cuda or cuda:N, ``backend`` and ``linear`` as in `build_ops`; ``memory`` is
+    unified (default on a CPU) or split (default, and the only one, on a GPU) with ``kv_fraction`` of the
+    budget for blocks; ``debug_poison`` fills freed memory with NaN; ``hardware`` and ``prices`` turn what
+    `explain` finds into seconds and money.
 
     Raises ValueError for a bad setting, and what loading raises.
     """
@@ -86,7 +90,11 @@ class Worker:
         ttl_seconds: float | None = None,
         cache: bool = True,
         threads: int | None = None,
+        device: str = "cpu",
         backend: str | None = None,
+        linear: AnyLinearMethod = "auto",
+        memory: str | None = None,
+        kv_fraction: float = 0.5,
         debug_poison: bool = False,
         hardware: HardwareProfile | None = None,
         prices: Prices | None = None,
@@ -104,7 +112,9 @@ class Worker:
         self._model_len = model_length(folder, max_model_len)
         clock = MonotonicClock()
         self._jobs = OpenJobs(None if max_queue is None else max_num_seqs + max_queue)
-        load = partial(load_model, ops=build_ops(backend), dtype=dtype)
+        ops = build_ops(backend, device=device, linear=linear)
+        log.info("kernels: %s", describe(ops))
+        load = partial(load_model, ops=ops, dtype=dtype)
         loaded: list[LoadedModel] = []
 
         def make_engine() -> Engine:
@@ -116,6 +126,8 @@ class Worker:
             prefix_cache = PrefixCache(
                 loaded[0].spec,
                 budget_bytes=int(budget_gb * 1e9),
+                memory=memory or ("unified" if ops.device.type == "cpu" else "split"),
+                kv_fraction=kv_fraction,
                 eviction=build_eviction(**_policy(eviction)),
                 admission=build_admission(**_policy(admission if cache else "final_only")),
                 block_size=block_size,

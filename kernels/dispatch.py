@@ -46,6 +46,14 @@ def build_ops(
     return _cpu_ops(name, place, linear) if _is_for_cpu(name, place) else _gpu_ops(name, place, linear)
 
 
+def describe(ops: Ops) -> str:
+    """Backend, device and numerics in a line."""
+    where = str(ops.device)
+    if ops.device.type == "cuda":
+        where += f" ({torch.cuda.get_device_name(ops.device)})"
+    return f"{ops.name} on {where}, {ops.numerics} numerics"
+
+
 def _device(device: str | torch.device) -> torch.device:
     try:
         place = torch.device(device)

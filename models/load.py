@@ -42,8 +42,9 @@ def load_model(path: str | Path, *, ops: Ops, dtype: str = "float32", name: str 
     """Loads a transformers checkpoint folder: config.json, safetensors, generation config, tokenizer.
 
     Config, names and shapes are checked in full before the first weight is read. Weights are read by memory
-    map and packed layer by layer. K, V and convolution states have the model's dtype, SSM states what the
-    config says (float32 by default). Raises ValueError naming the file and the field, weight or value.
+    map, packed layer by layer, and go to the device of `ops`. K, V and convolution states have the model's
+    dtype, SSM states what the config says (float32 by default). Raises ValueError naming the file and the
+    field, weight or value.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; use one of {', '.join(DTYPES)}")
@@ -92,7 +93,8 @@ def _read_model(
 def _ends(weights: Weights, family: Family, tied: bool) -> tuple[Tensor, Linear]:
     """Embedding and head. A tied embedding stays mapped: only rows that are looked up take memory twice."""
     if tied:
-        return weights.mapped(family.embedding), weights.ops.linear(weights.mapped(family.embedding))
+        embedding = weights.mapped(family.embedding).to(weights.ops.device)
+        return embedding, weights.ops.linear(embedding)
     head = weights.ops.linear(weights.mapped(family.head))
     return weights.tensor(family.embedding), head
 

@@ -68,7 +68,7 @@ class Mamba2Plan:
         return Mamba2Mixer(
             self,
             in_proj=weights.linear("in_proj", bias=self.in_bias),
-            factors=_spread(self.factors, self.columns, weights.dtype),
+            factors=_spread(self.factors, self.columns, weights),
             conv_weight=weights.tensor("conv1d.weight").squeeze(1),
             conv_bias=weights.tensor("conv1d.bias") if self.conv_bias else None,
             dt_bias=weights.tensor("dt_bias", torch.float32),
@@ -186,8 +186,9 @@ def _at_least_min(config: HfConfig) -> tuple[float, float]:
     return (number(config, "time_step_min", 0.001), float("inf"))
 
 
-def _spread(factors: tuple[float, ...], columns: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+def _spread(factors: tuple[float, ...], columns: tuple[int, ...], weights: Weights) -> Tensor | None:
     """Each factor over its columns, [sum of columns]; None when all are 1."""
     if all(factor == 1 for factor in factors):
         return None
-    return torch.cat([torch.full((n,), f, dtype=dtype) for f, n in zip(factors, columns, strict=True)])
+    parts = [torch.full((n,), f, dtype=weights.dtype) for f, n in zip(factors, columns, strict=True)]
+    return torch.cat(parts).to(weights.ops.device)

@@ -37,11 +37,14 @@ class HybridForCausalLM:
     def forward(self, token_ids: Tensor, batch: PackedBatch, state: LayerStates, logits_at: Tensor) -> Tensor:
         """Computes the new tokens of a batch -> logits float32 [R, vocab_size] of the rows in `logits_at`.
 
-        `token_ids`: int64 [T]; `logits_at`: int64 [R], rows of the batch. Running states, emitted states and
-        KV are written into `state`. Raises ValueError for ids, rows or states that do not fit; nothing has
-        been written then.
+        `token_ids`: int64 [T]; `logits_at`: int64 [R], rows of the batch; both on the CPU. Running states,
+        emitted states and KV are written into `state`. Raises ValueError for ids, rows or states that do not
+        fit; nothing has been written then.
         """
         self._check(token_ids, batch, state, logits_at)
+        # Checked where reading a number waits for nothing.
+        device = self.embedding.device
+        token_ids, logits_at = token_ids.to(device), logits_at.to(device)
         x = self.embedding[token_ids]
         if self.embedding_multiplier != 1:
             x = x * self.embedding_multiplier

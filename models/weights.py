@@ -31,8 +31,8 @@ class Weights:
         return self.checkpoint.tensor(self.resolve(name), row).to(self.dtype)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of the tensor in `dtype` (default: the model's)."""
-        return self.checkpoint.entries[self.resolve(name)].copy(dtype or self.dtype)
+        """A copy of the tensor in `dtype` (default: the model's), on the device of `ops`."""
+        return self.checkpoint.entries[self.resolve(name)].copy(dtype or self.dtype).to(self.ops.device)
 
     def linear(
         self,

@@ -94,7 +94,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         build_ops("cpu")
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    assert "reference: plain torch" in shown
+    assert "reference on cpu, tolerant numerics: plain torch" in shown
     assert "tolerant" in shown
 
 
