@@ -55,6 +55,21 @@ class Evictor:
             if not self._score(now, frees_state, frees_kv):
                 return None
 
+    def ranking(self, now: float) -> list[tuple[Node, float]]:
+        """All that could be evicted, with their scores; what would go next is first. Modifies nothing.
+
+        The table is up to date.
+        """
+        table, rows = self.table, self._candidates(self.policy.leaves_only, False)
+        if not len(rows):
+            return []
+        scores = self._scores(rows, now)
+        order = np.lexsort((rows, -table.depth[rows], table.accessed[rows], scores))
+        ranked = (
+            (table.nodes[row], float(score)) for row, score in zip(rows[order], scores[order], strict=True)
+        )
+        return [(node, score) for node, score in ranked if node is not None]
+
     def hit(self, row: int, now: float) -> None:
         """Tell the policy that a request resumes at the node of ``row``."""
         try:
@@ -84,14 +99,7 @@ class Evictor:
         if not len(candidates):
             return False
         self.num_scorings += 1
-        try:
-            scores = _valid_scores(self.policy, table, candidates, now)
-        except Exception:
-            self._failed()
-            scores = table.accessed[candidates]
-        first_out = table.first_out[candidates]
-        if np.logical_or.reduce(first_out):
-            scores[first_out] = -np.inf
+        scores = self._scores(candidates, now)
         count = math.ceil(SHARE_PER_SCORING * len(candidates))
         if count == 1:
             lowest = (scores == np.minimum.reduce(scores)).nonzero()[0]
@@ -105,6 +113,19 @@ class Evictor:
             assert node is not None, row
             self._queue.append((node, node.version))
         return True
+
+    def _scores(self, candidates: NDArray[np.int64], now: float) -> NDArray[np.float64]:
+        """Of the rows ``candidates`` [n], an array of their own; -inf goes before all."""
+        table = self.table
+        try:
+            scores = _valid_scores(self.policy, table, candidates, now)
+        except Exception:
+            self._failed()
+            scores = table.accessed[candidates]
+        first_out = table.first_out[candidates]
+        if np.logical_or.reduce(first_out):
+            scores[first_out] = -np.inf
+        return scores
 
     def _candidates(self, leaves_only: bool, frees_state: bool) -> NDArray[np.int64]:
         """Rows [n] of the table, ascending."""

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import torch
 
+from hybridcache.cache_picture import CachePicture, picture
 from hybridcache.chat_outline import Message
 from hybridcache.engine import Engine
 from hybridcache.engine_thread import EngineThread, WorkerClosed
@@ -308,6 +309,10 @@ class Worker:
     def explain_traffic(self) -> Sequence[TemplateTotals]:
         """What the prompts that were sent lost, by salt and template, and why; what lost most comes first."""
         return self._traffic.totals()
+
+    def picture(self, limit: int = 1_000) -> CachePicture:
+        """What is cached, by node, and what would be evicted next; ``limit`` nodes at most."""
+        return self._engine.call(lambda engine: picture(engine.cache, engine.clock.now(), limit))
 
     def flush(self, cache_salt: str | None = None) -> None:
         """Forget what is cached, of one salt or of all; requests that run go on."""

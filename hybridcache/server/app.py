@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from hybridcache import __version__
 from hybridcache.server.admin import admin_routes
+from hybridcache.server.cache_view import cache_routes
 from hybridcache.server.chats import chat_routes
 from hybridcache.server.client import GONE_STATUS, ClientGone
 from hybridcache.server.completions import completion_routes
@@ -24,7 +25,7 @@ from hybridcache.worker import Worker
 def build_app(worker: Worker, settings: ServerSettings) -> FastAPI:
     """All endpoints. Raises ValueError for a worker without a tokenizer, which could not give texts."""
     assert worker.codec is not None
-    models = ServedModels(settings.model_names, worker.max_model_len)
+    models = ServedModels(settings.model_names, worker.max_model_len, worker.vocab_size)
     app = FastAPI(title="hybridcache", version=__version__)
     for router in (
         completion_routes(worker, models),
@@ -33,6 +34,7 @@ def build_app(worker: Worker, settings: ServerSettings) -> FastAPI:
         model_routes(models),
         tokenizing_routes(worker, models),
         admin_routes(worker),
+        cache_routes(worker),
         metric_routes(worker, settings.model_names[0]),
     ):
         app.include_router(router)

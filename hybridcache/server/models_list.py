@@ -14,10 +14,11 @@ IGNORED_HEADER = "x-ignored-fields"
 class ServedModels:
     """The names under which one worker's model is served."""
 
-    def __init__(self, names: tuple[str, ...], max_model_len: int) -> None:
-        """``max_model_len``: tokens of a prompt and its answer at most."""
+    def __init__(self, names: tuple[str, ...], max_model_len: int, vocab_size: int) -> None:
+        """``max_model_len``: tokens of a prompt and its answer at most; ids lie below ``vocab_size``."""
         self.names = names
         self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
         self._created = int(time.time())
 
     def check(self, name: str | None) -> str:
@@ -41,6 +42,7 @@ class ServedModels:
             "created": self._created,
             "owned_by": "hybridcache",
             "max_model_len": self.max_model_len,
+            "vocab_size": self.vocab_size,
         }
 
     @staticmethod

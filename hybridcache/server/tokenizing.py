@@ -60,9 +60,9 @@ def tokenizing_routes(worker: Worker, models: ServedModels) -> APIRouter:
         """The text of token ids, special tokens included."""
         headers = models.headers(body.ignored())
         models.check(body.model)
-        wrong = [token for token in body.tokens if not 0 <= token < worker.vocab_size]
+        wrong = [token for token in body.tokens if not 0 <= token < models.vocab_size]
         if wrong:
-            last = worker.vocab_size - 1
+            last = models.vocab_size - 1
             raise ApiError(400, f"token {wrong[0]}: the vocabulary is 0 to {last}", param="tokens")
         text = await _in_thread(lambda: {"prompt": worker.codec.text(body.tokens)})
         return JSONResponse(text, headers=headers)

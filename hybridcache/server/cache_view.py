@@ -1,0 +1,59 @@
+"""GET /cache, what is cached and what would go next; POST /cache/explain, where a prompt would leave it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse
+
+from hybridcache.server.chat_body import ChatFields
+from hybridcache.server.chat_message import ChatMessage
+from hybridcache.server.errors import ApiError, refused
+from hybridcache.server.generation_body import SALT_HEADER
+from hybridcache.server.models_list import ServedModels
+from hybridcache.worker import Worker
+
+MOST_NODES = 100_000
+
+
+class ExplainBody(ChatFields):
+    """A prompt, or a chat, as it would be sent."""
+
+    messages: list[ChatMessage] | None = None  # type: ignore[assignment]
+    prompt: str | list[int] | None = None
+    cache_salt: str | None = None
+
+
+def cache_routes(worker: Worker) -> APIRouter:
+    """The endpoints, for one worker."""
+    router = APIRouter(tags=["cache"])
+
+    @router.get("/cache")
+    async def cache(limit: Annotated[int, Query(ge=1, le=MOST_NODES)] = 1_000) -> JSONResponse:
+        """Nodes of the tree, bytes, scores, and the order in which they would be evicted."""
+        return JSONResponse(await _in_thread(lambda: worker.picture(limit).as_dict()))
+
+    @router.post("/cache/explain")
+    async def explain(body: ExplainBody, request: Request) -> JSONResponse:
+        """Where the prefix of a prompt would be lost now, and why; nothing is generated."""
+        headers = ServedModels.headers(body.ignored())
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give prompt or messages, one of them", param="prompt")
+        salt = request.headers.get(SALT_HEADER, body.cache_salt)
+
+        def act() -> dict[str, Any]:
+            prompt = body.chat(worker) if body.prompt is None else body.prompt
+            return worker.explain(prompt, cache_salt=salt).as_dict()
+
+        return JSONResponse(await _in_thread(act), headers=headers)
+
+    return router
+
+
+async def _in_thread(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``act`` gives, between two steps of the engine. Raises ApiError."""
+    try:
+        return await asyncio.to_thread(act)
+    except Exception as error:
+        raise refused(error) from error
