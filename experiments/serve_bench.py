@@ -1,8 +1,8 @@
 """Replay a trace at its own times against a server: ``python -m hybridcache.experiments.serve_bench TRACE``.
 
 Every request is sent at (its arrival / speed) after a fixed start, however late others were; how late it was
-is in the table. The answers that later prompts repeat are the trace's and not this model's, so reuse ends where
-a prompt ended: a lower bound. Token ids are taken modulo the vocabulary.
+is in the table. The answers that later prompts repeat are the trace's and not this model's, so reuse ends
+where a prompt ended: a lower bound. Token ids are taken modulo the vocabulary.
 """
 
 import argparse

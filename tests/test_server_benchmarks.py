@@ -27,7 +27,7 @@ def test_a_trace_against_a_server(
         "--speed",
         "1000",
         "--requests",
-        "6",
+        "4",
         "--api-key",
         "key",
     ]
@@ -36,7 +36,7 @@ def test_a_trace_against_a_server(
     off, on = found["cache off"], found["cache on"]
     assert off["cached_tokens"] == 0 < on["cached_tokens"] < on["prompt_tokens"] == off["prompt_tokens"]
     for each in (off, on):
-        assert each["requests"] == 6 and each["failed"] == 0
+        assert each["requests"] == 4 and each["failed"] == 0
         assert 0 < each["ttft_p50"] <= each["ttft_p99"] <= each["e2e_p99"] and each["itl_p50"] > 0
         assert each["sent_late_p50"] >= 0
     printed = capsys.readouterr().out
