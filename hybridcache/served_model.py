@@ -1,15 +1,19 @@
 """What a worker serves: a checkpoint folder, its length, and the engine over it."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hybridcache.engine import Clock, Engine
 from hybridcache.hf_config import HfConfig
+from hybridcache.models.generation import GenerationConfig
 from hybridcache.models.load import LoadedModel
 from hybridcache.models.presets import PRESETS, preset_folder
 from hybridcache.prefix_cache import PrefixCache
 from hybridcache.runner import ModelRunner
 from hybridcache.sampler import Sampler
+from hybridcache.sampling_params import SamplingParams
 from hybridcache.scheduler import Scheduler, SchedulerConfig
 from hybridcache.storage import Storage
 
@@ -51,6 +55,22 @@ def model_length(folder: Path, asked: int | None) -> int:
     if stated is not None and asked > stated:
         raise ValueError(f"max_model_len={asked}: the model is made for {stated} tokens")
     return asked
+
+
+def default_params(generation: GenerationConfig) -> SamplingParams:
+    """How a checkpoint is sampled where a request does not say: as its generation_config.json has it."""
+    if not generation.do_sample:
+        return SamplingParams(temperature=0.0)
+    return SamplingParams(
+        temperature=1.0 if generation.temperature is None else generation.temperature,
+        top_p=1.0 if generation.top_p is None else generation.top_p,
+        top_k=generation.top_k or 0,
+    )
+
+
+def policy_settings(named: str | Mapping[str, object]) -> dict[str, Any]:
+    """What `build_eviction` and `build_admission` take, of a policy's name, or of a name and settings."""
+    return {"name": named} if isinstance(named, str) else dict(named)
 
 
 def build_engine(

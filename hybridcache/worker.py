@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 from uuid import uuid4
 
 import torch
@@ -32,7 +32,14 @@ from hybridcache.request_output import RequestOutput
 from hybridcache.runner import ModelRunner
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.scheduler import SchedulerConfig
-from hybridcache.served_model import MonotonicClock, build_engine, checkpoint_folder, model_length
+from hybridcache.served_model import (
+    MonotonicClock,
+    build_engine,
+    checkpoint_folder,
+    default_params,
+    model_length,
+    policy_settings,
+)
 from hybridcache.stream import Stream
 from hybridcache.text_codec import ChatPrompt, TextCodec
 from hybridcache.traffic import Traffic
@@ -129,8 +136,8 @@ class Worker:
                 budget_bytes=int(budget_gb * 1e9),
                 memory=memory or ("unified" if ops.device.type == "cpu" else "split"),
                 kv_fraction=kv_fraction,
-                eviction=build_eviction(**_policy(eviction)),
-                admission=build_admission(**_policy(admission if cache else "final_only")),
+                eviction=build_eviction(**policy_settings(eviction)),
+                admission=build_admission(**policy_settings(admission if cache else "final_only")),
                 block_size=block_size,
                 ttl_seconds=ttl_seconds,
                 timer=clock.now,
@@ -275,14 +282,7 @@ class Worker:
     @property
     def default_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json asks for."""
-        generation = self._generation
-        if not generation.do_sample:
-            return SamplingParams(temperature=0.0)
-        return SamplingParams(
-            temperature=1.0 if generation.temperature is None else generation.temperature,
-            top_p=1.0 if generation.top_p is None else generation.top_p,
-            top_k=generation.top_k or 0,
-        )
+        return default_params(self._generation)
 
     def stats(self) -> WorkerStats:
         """Counters and bytes, taken after the running step."""
@@ -396,7 +396,3 @@ class Worker:
             for job in jobs:
                 self._jobs.remove(job.stream.request_id)
             raise
-
-
-def _policy(named: str | Mapping[str, object]) -> dict[str, Any]:
-    return {"name": named} if isinstance(named, str) else dict(named)

@@ -18,7 +18,8 @@ from hybridcache.server.settings import ServerSettings
 from hybridcache.worker import Worker
 from tests.worker_setup import MakeWorker
 
-KEY = "sk-test"
+http = httpx.Client(timeout=60)
+"""Patient, since machines are shared."""
 MakeServer = Callable[..., "Server"]
 
 
@@ -88,7 +89,7 @@ def wait_until(met: Callable[[], bool], seconds: float = 60) -> None:
 
 def scrape(server: Server) -> dict[str, float]:
     """What /metrics says: by name, without the prefix and the model's label."""
-    answer = httpx.get(f"{server.url}/metrics", timeout=60)
+    answer = http.get(f"{server.url}/metrics")
     assert answer.status_code == 200, answer.text
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(answer.text):

@@ -11,7 +11,7 @@ import pytest
 
 from hybridcache.engine import Engine
 from tests.http_client import Heard, ask
-from tests.server_setup import MakeServer, Server, make_server, scrape, wait_idle, wait_until
+from tests.server_setup import MakeServer, Server, http, make_server, scrape, wait_idle, wait_until
 from tests.worker_setup import break_part, check_idle, in_engine, make_worker, tokens
 
 __all__ = ["make_server", "make_worker"]
@@ -27,7 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def post(server: Server, path: str, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=BODIES.get(path, {}) | fields, headers=headers, timeout=60)
+    return http.post(server.url + path, json=BODIES.get(path, {}) | fields, headers=headers)
 
 
 def cached(answer: httpx.Response) -> int:
@@ -212,13 +212,13 @@ def test_case_046_a_failed_insert_is_an_answer_and_a_dead_engine_is_none(make_se
     break_part(server.worker, "cache", "finish", 1)
     with pytest.warns(UserWarning, match="its tokens are not kept"):
         assert post(server, "/v1/completions").status_code == 200
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert http.get(f"{server.url}/health").status_code == 200
     break_part(server.worker, "scheduler", "schedule", 1)
     for path in (*BODIES, "/flush_cache"):
         answer = post(server, path)
         assert answer.status_code == 503 and "engine's thread died" in answer.json()["error"]["message"], path
     for path in ("/health", "/metrics"):
-        assert httpx.get(server.url + path).status_code == 503
+        assert http.get(server.url + path).status_code == 503
 
 
 @pytest.mark.parametrize("num_top", [1, 5])

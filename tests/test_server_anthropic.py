@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 from anthropic import Anthropic
 
-from tests.server_setup import MakeServer, Server, make_server, wait_idle
+from tests.server_setup import MakeServer, Server, http, make_server, wait_idle
 from tests.worker_setup import check_idle, in_engine, make_worker
 
 __all__ = ["make_server", "make_worker"]
@@ -85,12 +84,12 @@ def test_the_chat_is_openais(make_server: MakeServer) -> None:
             {"role": "user", "content": "So?"},
         ],
     }
-    count = httpx.post(f"{server.url}/tokenize", json=same).json()["count"]
+    count = http.post(f"{server.url}/tokenize", json=same).json()["count"]
     with client_of(server) as client:
         assert client.messages.count_tokens(model="tiny", **body).input_tokens == count
         found = client.messages.create(model="tiny", max_tokens=4, **body)
         assert sum(parts(found.usage)) == count
-        text = httpx.post(f"{server.url}/v1/chat/completions", json={**same, "max_tokens": 4}).json()
+        text = http.post(f"{server.url}/v1/chat/completions", json={**same, "max_tokens": 4}).json()
         assert text["choices"][0]["message"]["content"] == found.content[0].text
         assert text["usage"]["prompt_tokens_details"]["cached_tokens"] == count - 1
 

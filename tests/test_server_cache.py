@@ -2,17 +2,15 @@
 
 from typing import Any
 
-import httpx
-
 from hybridcache.sampling_params import SamplingParams
-from tests.server_setup import MakeServer, Server, make_server
+from tests.server_setup import MakeServer, Server, http, make_server
 from tests.worker_setup import in_engine, make_worker, tokens
 
 __all__ = ["make_server", "make_worker"]
 
 
 def get(server: Server, **settings: Any) -> dict[str, Any]:
-    answer = httpx.get(f"{server.url}/cache", params=settings)
+    answer = http.get(f"{server.url}/cache", params=settings)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -21,7 +19,7 @@ def get(server: Server, **settings: Any) -> dict[str, Any]:
 def send(server: Server, *prompts: list[int], **fields: Any) -> None:
     for prompt in prompts:
         body = {"prompt": prompt, "max_tokens": 4, "temperature": 0.0, "ignore_eos": True, **fields}
-        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        assert http.post(f"{server.url}/v1/completions", json=body).status_code == 200
 
 
 def test_the_picture_is_the_tree(make_server: MakeServer) -> None:
@@ -52,7 +50,7 @@ def test_the_picture_is_the_tree(make_server: MakeServer) -> None:
     assert (found["eviction"], found["admission"]) == ("age_density", "branch_final_prompt")
     assert [node["id"] for node in get(server, limit=3)["nodes"]] == [node["id"] for node in nodes[:3]]
     for limit in (0, 10**9, "x"):
-        assert httpx.get(f"{server.url}/cache", params={"limit": limit}).status_code == 400
+        assert http.get(f"{server.url}/cache", params={"limit": limit}).status_code == 400
 
 
 def test_what_would_go_next_goes_next(make_server: MakeServer) -> None:
@@ -91,15 +89,15 @@ def test_explaining_a_prompt_sends_nothing(make_server: MakeServer) -> None:
         {"role": "system", "content": "Answer in few words."},
         {"role": "user", "content": "Why is it so?"},
     ]
-    httpx.post(f"{server.url}/v1/chat/completions", json={"messages": chat, "max_tokens": 2})
+    http.post(f"{server.url}/v1/chat/completions", json={"messages": chat, "max_tokens": 2})
     before = get(server)["num_nodes"]
-    same = httpx.post(f"{server.url}/cache/explain", json={"messages": chat})
-    other = httpx.post(f"{server.url}/cache/explain", json={"messages": chat}, headers={"x-cache-salt": "a"})
+    same = http.post(f"{server.url}/cache/explain", json={"messages": chat})
+    other = http.post(f"{server.url}/cache/explain", json={"messages": chat}, headers={"x-cache-salt": "a"})
     assert same.status_code == other.status_code == 200
     prompt = server.worker.codec.chat(chat)
     assert same.json() == server.worker.explain(prompt).as_dict()
     assert other.json() == server.worker.explain(prompt, cache_salt="a").as_dict() != same.json()
-    assert httpx.post(f"{server.url}/cache/explain", json={"prompt": "Why?"}).status_code == 200
+    assert http.post(f"{server.url}/cache/explain", json={"prompt": "Why?"}).status_code == 200
     assert get(server)["num_nodes"] == before and server.worker.stats().cache.requests == 1
     for bad in ({}, {"prompt": "a", "messages": chat}, {"prompt": [-1]}, {"prompt": "a", "cache_salt": ""}):
-        assert httpx.post(f"{server.url}/cache/explain", json=bad).status_code == 400, bad
+        assert http.post(f"{server.url}/cache/explain", json=bad).status_code == 400, bad

@@ -4,13 +4,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
 
 from hybridcache.worker import SamplingParams
-from tests.server_setup import MakeServer, Server, make_server, wait_idle
+from tests.server_setup import MakeServer, Server, http, make_server, wait_idle
 from tests.worker_setup import check_idle, make_worker
 
 __all__ = ["make_server", "make_worker"]
@@ -162,8 +161,8 @@ def test_tools_and_past_calls_are_in_the_prompt(make_server: MakeServer) -> None
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "18 degrees"},
     ]
-    tokens = httpx.post(f"{server.url}/tokenize", json={"messages": chat, "tools": TOOLS}).json()
-    text = httpx.post(f"{server.url}/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"]
+    tokens = http.post(f"{server.url}/tokenize", json={"messages": chat, "tools": TOOLS}).json()
+    text = http.post(f"{server.url}/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"]
     for piece in ("weather", "And\nRome?", '{"place": "Rome"}', "18 degrees", "Use tools."):
         assert piece in text
     with client_of(server) as client:
@@ -250,18 +249,18 @@ def test_other_errors_have_openais_form(make_server: MakeServer) -> None:
             client.completions.create(model="tiny", prompt="a" * 5_000)
         assert caught.value.status_code == 413
         parts = (b'{"prompt": "', *[b"a" * 1_000] * 9, b'"}')
-        undeclared = httpx.post(
+        undeclared = http.post(
             f"{server.url}/v1/completions", content=iter(parts), headers={"x-api-key": "secret"}
         )
         assert undeclared.status_code == 413
     for key in ("wrong", "secret2", "secre", "sécret"):
         for path in ("/v1/models", "/tokenize", "/flush_cache", "/docs", "/openapi.json"):
             headers = {b"Authorization": f"Bearer {key}".encode()}
-            refused = httpx.get(server.url + path, headers=headers)
+            refused = http.get(server.url + path, headers=headers)
             assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
-    assert httpx.get(f"{server.url}/health").status_code == 200
-    assert httpx.get(f"{server.url}/version").status_code == 200
-    missing = httpx.get(f"{server.url}/nothing", headers={"x-api-key": "secret", "x-request-id": "mine"})
+    assert http.get(f"{server.url}/health").status_code == 200
+    assert http.get(f"{server.url}/version").status_code == 200
+    missing = http.get(f"{server.url}/nothing", headers={"x-api-key": "secret", "x-request-id": "mine"})
     assert missing.status_code == 404 and missing.headers["x-request-id"] == "mine"
     assert missing.json()["error"]["type"] == "not_found_error"
     for kind, message in (
@@ -269,7 +268,7 @@ def test_other_errors_have_openais_form(make_server: MakeServer) -> None:
         ("text/plain", "send one, with Content-Type"),
     ):
         sent = {"x-api-key": "secret", "x-request-id": "a" * 129, "content-type": kind}
-        broken = httpx.post(f"{server.url}/v1/completions", content=b"{", headers=sent)
+        broken = http.post(f"{server.url}/v1/completions", content=b"{", headers=sent)
         assert broken.status_code == 400 and message in broken.json()["error"]["message"]
         assert len(broken.headers["x-request-id"]) == 32
 
@@ -280,7 +279,7 @@ def test_unknown_fields_are_told(make_server: MakeServer, caplog: pytest.LogCapt
         "prompt": TEXT, "max_tokens": 2, "novel": 1, "sürprise": 2, "user": "me", "prompt_cache_key": "k",
         "stream_options": {"include_usage": True, "odd": 1}, "stream": True,
     }  # fmt: skip
-    found = httpx.post(f"{server.url}/v1/completions", json=body)
+    found = http.post(f"{server.url}/v1/completions", json=body)
     assert found.status_code == 200
     assert found.headers["x-ignored-fields"] == r"novel, s\xfcrprise, stream_options.odd"
     assert "unknown fields are ignored: novel" in caplog.text
@@ -312,12 +311,12 @@ def test_continuing_the_last_message(make_server: MakeServer) -> None:
     server = make_server()
     chat = [*CHAT, {"role": "assistant", "content": "It can"}]
     body = {"messages": chat, "continue_final_message": True}
-    tokens = httpx.post(f"{server.url}/tokenize", json=body).json()["tokens"]
-    plain = httpx.post(f"{server.url}/tokenize", json={"messages": chat}).json()["tokens"]
+    tokens = http.post(f"{server.url}/tokenize", json=body).json()["tokens"]
+    plain = http.post(f"{server.url}/tokenize", json={"messages": chat}).json()["tokens"]
     assert tokens == plain[: len(tokens)] and len(tokens) == len(plain) - 2
     for name in ("chat_template", "tokenize", "tools", "continue_final"):
         settings = {"messages": CHAT, "chat_template_kwargs": {name: "x"}}
-        assert httpx.post(f"{server.url}/tokenize", json=settings).status_code == 400
+        assert http.post(f"{server.url}/tokenize", json=settings).status_code == 400
 
 
 def test_an_engines_mistake_is_not_the_clients(
