@@ -1,0 +1,195 @@
+"""The sections of the GPU check that measure single kernels."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hybridcache.copier import Copier, TorchCopier
+from hybridcache.experiments.gpu_bench import BLOCK_SIZE, Bench, Row
+from hybridcache.experiments.gpu_layers import LayerCall, attention, calls
+from hybridcache.kernels.build import BuildError
+from hybridcache.kernels.cuda.build import Kernels
+from hybridcache.kernels.cuda.copies import CudaCopies
+from hybridcache.kernels.dispatch import build_ops
+from hybridcache.kernels.reference import ReferenceOps
+
+
+def ceilings(bench: Bench) -> None:
+    """Bytes and FLOPs a second that a copy and a matrix product reach here."""
+    s = bench.sizes
+    source = torch.empty(s.copied_bytes, dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    bench.bytes_per_s = 2 * s.copied_bytes / bench.seconds(lambda: target.copy_(source))
+    left, right = bench.randn(s.matrix, s.matrix), bench.randn(s.matrix, s.matrix)
+    bench.flops_per_s = 2 * s.matrix**3 / bench.seconds(lambda: left @ right)
+    bench.rows.append(Row("ceilings", "copy", bench.bytes_per_s / 1e9, "GB/s"))
+    bench.rows.append(Row("ceilings", f"product in {bench.dtype}", bench.flops_per_s / 1e12, "TFLOP/s"))
+
+
+def numerics(bench: Bench) -> None:
+    """Every kernel against the plain twin in float64: a prefill with stored states, a chunk, a token."""
+    tokens = bench.sizes.checked_tokens
+    layers = [*calls(bench, tokens, 8), attention(bench, tokens, 3 * tokens + 3 * BLOCK_SIZE)]
+    third = tokens // 3
+    lengths, before = [third, tokens - third - 1, 1], [0, 0, 0]
+    emits = [[(1, 3), (third, 4)], [], [(1, 5)]]
+    for layer in layers:
+        paged = layer.name == "attention"
+        batch = bench.batch(lengths, before, None if paged else emits)
+        twin = ReferenceOps(bench.device)
+        wide = tuple(x.double() for x in layer.inputs)
+        states = tuple(state.double() for state in layer.states)
+        truth = layer.run(twin, wide, tuple(w.double() for w in layer.weights), states, batch)
+        out = layer.apply(bench.ops, batch)
+        pairs = [(out, truth), *([] if paged else zip(layer.states, states, strict=True))]
+        error = max(_error(actual, expected) for actual, expected in pairs)
+        limit = 6 * torch.finfo(bench.dtype).eps
+        bench.rows.append(Row("numerics", layer.name, error, "relative", limit, error <= limit))
+
+
+def exactness(bench: Bench) -> None:
+    """Cold against resumed, to the bit: at a multiple of the chunks, and anywhere with linear=invariant."""
+    tokens = bench.sizes.checked_tokens
+    invariant = build_ops(bench.ops.name, device=bench.device, linear="invariant")
+    for ops, cut in ((bench.ops, tokens // 128 * 128), (invariant, tokens // 3)):
+        if not cut:
+            continue
+        for layer in [*calls(bench, tokens, 2), attention(bench, tokens, tokens)]:
+            whole = layer.apply(ops, bench.batch([tokens])).clone()
+            parts = [
+                layer.run(ops, tuple(x[a:b] for x in layer.inputs), layer.weights, layer.states, batch)
+                for a, b in ((0, cut), (cut, tokens))
+                for batch in [bench.batch([b - a], [a])]
+            ]
+            same = torch.equal(torch.cat(parts), whole)
+            how = "invariant" if ops is invariant else "by chunks"
+            bench.rows.append(Row("exactness", f"{layer.name} {how}, cut at {cut}", None, "bits", ok=same))
+
+
+def prefill(bench: Bench) -> None:
+    """One long prompt; recurrent layers also with states stored on the way."""
+    tokens = bench.sizes.tokens
+    for layer in calls(bench, tokens, 1 + max(bench.sizes.checkpoints)):
+        for count in bench.sizes.checkpoints:
+            emits = [((i + 1) * tokens // (count + 1), i + 1) for i in range(count)]
+            batch = bench.batch([tokens], emits=[emits])
+            moved = tokens * layer.row_bytes + (count + 1) * layer.state_bytes / 2
+            bench.timed(
+                "prefill",
+                f"{layer.name}, {count} checkpoints",
+                partial(layer.apply, bench.ops, batch),
+                tokens * layer.flops_per_token,
+                moved,
+            )
+        _theirs(bench, layer)
+    layer, s = attention(bench, tokens, tokens), bench.sizes
+    batch = bench.batch([tokens])
+    flops = 4 * batch.num_pairs * s.heads * s.head_dim
+    bench.timed(
+        "prefill", "attention", lambda: layer.apply(bench.ops, batch), flops, tokens * layer.row_bytes
+    )
+    q, k, v = (x.transpose(0, 1)[None] for x in layer.inputs)
+    bench.timed(
+        "prefill",
+        "attention, SDPA",
+        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+        flops,
+        tokens * layer.row_bytes,
+    )
+
+
+def decode(bench: Bench) -> None:
+    """One token for each sequence of a batch."""
+    s = bench.sizes
+    for count in s.batches:
+        batch = bench.batch([1] * count, [s.context] * count)
+        for layer in calls(bench, count, count):
+            moved = count * (layer.state_bytes + layer.row_bytes)
+            bench.timed(
+                "decode",
+                f"{layer.name}, batch {count}",
+                partial(layer.apply, bench.ops, batch),
+                count * layer.flops_per_token,
+                moved,
+            )
+        layer = attention(bench, count, count * (s.context + BLOCK_SIZE))
+        kv = 2 * count * (s.context + 1) * s.kv_heads * s.head_dim * bench.dtype.itemsize
+        flops = 4 * count * (s.context + 1) * s.heads * s.head_dim
+        bench.timed(
+            "decode",
+            f"attention, batch {count}",
+            partial(layer.apply, bench.ops, batch),
+            flops,
+            kv,
+        )
+
+
+def copies(bench: Bench) -> None:
+    """Checkpoints restored into running slots: 16 states of a model, by torch and in one launch."""
+    size, count = max(bench.sizes.copied_bytes // 64, 64), 16
+    memory = torch.zeros(2 * count, size, dtype=torch.uint8, device=bench.device)
+    pairs = [(index, index + count) for index in range(count)]
+    copiers: dict[str, Copier] = {"torch": TorchCopier()}
+    if bench.device.type == "cuda":
+        try:
+            copiers["one launch"] = CudaCopies(Kernels.of_this_machine())
+        except BuildError as error:
+            bench.rows.append(Row("copies", "one launch", None, "ms", note=str(error)))
+    for name, copier in copiers.items():
+        run = partial(copier.copy_entries, memory, pairs)
+        bench.timed("copies", f"{count} of {size:,} bytes, {name}", run, 0, 2 * count * size)
+
+
+def linear(bench: Bench) -> None:
+    """What the invariant product costs beside the library's."""
+    width = bench.sizes.matrix // 2
+    weight = bench.randn(width, width)
+    invariant = build_ops(bench.ops.name, device=bench.device, linear="invariant").linear(weight)
+    library = bench.ops.linear(weight)
+    for rows in (1, 64, 2 * width):
+        x, flops = bench.randn(rows, width), 2.0 * rows * width * width
+        moved = (width * width + 2 * rows * width) * bench.dtype.itemsize
+        for product in (library, invariant):
+            name = f"{rows} x {width} x {width}, {product.method}"
+            bench.timed("linear", name, partial(product, x), flops, moved)
+
+
+def _error(actual: Tensor, truth: Tensor) -> float:
+    """Largest difference, relative to the largest magnitude; infinite where one alone is NaN."""
+    if not torch.equal(actual.isnan(), truth.isnan()):
+        return float("inf")
+    return float((actual.double() - truth).nan_to_num().abs().max() / truth.nan_to_num().abs().max())
+
+
+def _theirs(bench: Bench, layer: LayerCall) -> None:
+    """The same layer by mamba-ssm or causal-conv1d, where installed: without slots or checkpoints."""
+    paths = {
+        "mamba2": ("mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined"),
+        "mamba1": ("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn"),
+        "conv": ("causal_conv1d", "causal_conv1d_fn"),
+    }
+    if layer.name not in paths:
+        return
+    module, name = paths[layer.name]
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        bench.rows.append(Row("prefill", f"{layer.name}, {name}", None, "ms", note=f"not installed: {error}"))
+        return
+    x, w = [t[None] for t in layer.inputs], layer.weights
+    if layer.name == "mamba2":
+        run = lambda: function(x[0], x[1], w[0], x[2], x[3], 128, D=w[1], dt_bias=w[1], dt_softplus=True)  # noqa: E731
+    elif layer.name == "mamba1":
+        u, dt, z, B, C = (t.transpose(1, 2).contiguous() for t in x)
+        run = lambda: function(u, dt, w[0], B, C, w[1], z, w[1], delta_softplus=True)  # noqa: E731
+    else:
+        line = x[0].transpose(1, 2)
+        run = lambda: function(line, w[0], w[1], activation="silu")  # noqa: E731
+    tokens = bench.sizes.tokens
+    flops, moved = tokens * layer.flops_per_token, tokens * layer.row_bytes
+    bench.timed("prefill", f"{layer.name}, {name}", run, flops, moved)
