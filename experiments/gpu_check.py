@@ -20,7 +20,15 @@ import torch
 
 from hybridcache.experiments.gpu_bench import REAL, TINY, Bench, Row
 from hybridcache.experiments.gpu_model import model
-from hybridcache.experiments.gpu_sections import ceilings, copies, decode, exactness, linear, numerics, prefill
+from hybridcache.experiments.gpu_sections import (
+    ceilings,
+    copies,
+    decode,
+    exactness,
+    linear,
+    numerics,
+    prefill,
+)
 from hybridcache.kernels.dispatch import build_ops, describe
 
 SECTIONS: Mapping[str, Callable[[Bench], None]] = MappingProxyType(
