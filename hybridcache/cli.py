@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="print device, versions, kernels in use and their numerics")
-    doctor.add_argument("--backend", help="auto (default), cpu, triton, cuda or reference")
+    doctor.add_argument("--backend", help="auto (default), cpu, triton, cuda, mamba_ssm or reference")
     doctor.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
     for name, (module, text) in MODULES.items():
         command = commands.add_parser(name, help=text, description=text)

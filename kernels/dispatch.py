@@ -20,7 +20,8 @@ BACKENDS: Mapping[str, str] = MappingProxyType(
         "reference": "plain torch on any device; tolerant numerics",
         "cpu": "C++ kernels compiled on first use; exact numerics",
         "triton": "Triton kernels on an NVIDIA GPU; exact numerics with linear=invariant",
-        "cuda": "the same, recurrent layers in CUDA compiled by nvcc on first use",
+        "mamba_ssm": "Triton kernels, decoding by mamba-ssm and causal-conv1d; linear=invariant forgoes them",
+        "cuda": "Triton kernels, recurrent layers in CUDA compiled by nvcc on first use",
     }
 )
 AnyLinearMethod = LinearMethod | Literal["torch", "invariant"]
@@ -113,4 +114,11 @@ def _gpu_ops(name: str, place: torch.device, linear: AnyLinearMethod) -> Ops:
         from hybridcache.kernels.cuda.ops import CudaOps
 
         return CudaOps(place, linear, Kernels.of_this_machine())
+    if name == "mamba_ssm":
+        from hybridcache.kernels.mamba_ssm_ops import MambaSsmOps
+
+        try:
+            return MambaSsmOps(place, linear)
+        except ImportError as error:
+            raise ValueError(str(error)) from error
     return TritonOps(place, linear)
