@@ -45,6 +45,9 @@ class CpuOps(CpuRowOps):
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return self.packer.pack(weight, bias)
 
+    def joined_linear(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
+        return self.packer.pack_joined(weights, bias)
+
     def causal_conv1d(
         self,
         x: Tensor,

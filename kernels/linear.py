@@ -1,7 +1,7 @@
 """Matrix products whose rows do not depend on each other: oneDNN with packed weights, and our own."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -76,15 +76,15 @@ class FixedLinear(Linear):
 
     method = "fixed"
 
-    def __init__(self, calls: KernelCalls, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
+    def __init__(self, calls: KernelCalls, parts: Sequence[Tensor], bias: Tensor | None) -> None:
+        """`parts`: weights [out, in] of one dtype, one below the other; all but the last in whole panels."""
+        self.out_features, self.in_features = sum(len(part) for part in parts), parts[0].shape[1]
         self.panel = int(calls.library.hc_panel())
         """Outputs that are computed together."""
         padded = -(-self.out_features // self.panel) * self.panel
-        if weight.dtype == torch.float16:
-            weight = weight.float()
-        weight = weight.contiguous()
-        self._packed = on_huge_pages(padded * self.in_features, weight.dtype)
+        self.dtype = torch.float32 if parts[0].dtype == torch.float16 else parts[0].dtype
+        """Of the packed weight."""
+        self._packed = on_huge_pages(padded * self.in_features, self.dtype)
         self._bias = torch.zeros(padded)
         if bias is not None:
             self._bias[: self.out_features] = bias
@@ -93,13 +93,19 @@ class FixedLinear(Linear):
             self._bias.data_ptr(),
             self.in_features,
             self.out_features,
-            DTYPE_CODES[weight.dtype],
+            DTYPE_CODES[self.dtype],
         )
         self.address = ctypes.addressof(self._weight)
         """Of the packed weight, for kernels that multiply."""
-        self.dtype = weight.dtype
-        """Of the packed weight."""
-        calls.library.hc_pack_linear(self.address, weight.data_ptr())
+        outs, code, address = 0, DTYPE_CODES[self.dtype], self._packed.data_ptr()
+        for part in parts:
+            assert outs % self.panel == 0 and part.shape[1] == self.in_features, part.shape
+            # Panels lie one behind the other, so that a part begins where its first one does.
+            place = address + outs * self.in_features * self.dtype.itemsize
+            target = LinearWeight(place, None, self.in_features, len(part), code)
+            given = part.to(self.dtype).contiguous()
+            calls.library.hc_pack_linear(ctypes.addressof(target), given.data_ptr())
+            outs += len(part)
         self._calls = calls
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -175,21 +181,28 @@ class LinearPacker:
                 f"linear method onednn cannot take {weight.dtype} weights here; use tested or fixed"
             )
         if self._method == "fixed" or not possible:
-            return self._fixed(weight, bias)
+            return self._fixed([weight], bias)
         packed = OneDnnLinear(weight, bias)
         if self._method == "onednn" or self._passes(packed, weight, bias):
             return packed
-        return self._fixed(weight, bias)
+        return self._fixed([weight], bias)
 
-    def _fixed(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def pack_joined(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
+        """Packs weights [out, in] as one, without joining them in memory where our own product allows it."""
+        panel = int(self._calls.library.hc_panel())
+        alike = len({(part.dtype, part.shape[1:]) for part in parts}) == 1
+        if self._method != "fixed" or not alike or any(len(part) % panel for part in parts[:-1]):
+            return self.pack(torch.cat(list(parts)), bias)
+        return self._fixed(parts, bias)
+
+    def _fixed(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
         """Our own product; each panel of outputs is computed for itself, so that a few are tried."""
-        packed = FixedLinear(self._calls, weight, bias)
-        panel = packed.panel
-        outs = min(len(weight), TEST_PANELS * panel + len(weight) % panel)
-        probe = packed
-        if outs < len(weight):
-            probe = FixedLinear(self._calls, weight[-outs:], None if bias is None else bias[-outs:])
-        return packed if self._passes(probe, weight[-outs:], bias) else RowByRowLinear(packed)
+        packed, last = FixedLinear(self._calls, parts, bias), parts[-1]
+        outs = min(len(last), TEST_PANELS * packed.panel + len(last) % packed.panel)
+        probe, weight = packed, last[-outs:]
+        if outs < packed.out_features:
+            probe = FixedLinear(self._calls, [weight], None if bias is None else bias[-outs:])
+        return packed if self._passes(probe, weight, bias) else RowByRowLinear(packed)
 
     def _passes(self, packed: Linear, weight: Tensor, bias: Tensor | None) -> bool:
         """Whether `packed`, or what had its method and shape before, agreed with itself."""

@@ -236,6 +236,10 @@ class Ops(Protocol):
 
     # What follows is plain torch, which a backend replaces where it has something faster.
 
+    def joined_linear(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
+        """Packs `weights` [out, in], one below the other, and `bias` [all outs] as one."""
+        return self.linear(torch.cat(list(weights)), bias)
+
     def add(self, x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
         """x + factor y, of one shape; in x's dtype."""
         return x + (y if factor == 1 else y * factor).to(x.dtype)

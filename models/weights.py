@@ -49,10 +49,13 @@ class Weights:
         key = (sources, bias, dtype or self.dtype)
         if key in self.packed:
             return self.packed[key]
-        matrices = [self.checkpoint.tensor(source) for source in sources]
-        matrix = (matrices[0] if len(matrices) == 1 else torch.cat(matrices)).to(dtype or self.dtype)
-        del matrices
+        matrices = [self.checkpoint.tensor(source).to(dtype or self.dtype) for source in sources]
         biases = torch.cat([self.tensor(f"{name}.bias", dtype) for name in names]) if bias else None
+        if rows is None and len(matrices) > 1:
+            self.packed[key] = self.ops.joined_linear(matrices, biases)
+            return self.packed[key]
+        matrix = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+        del matrices
         if rows is not None:
             matrix, biases = matrix[rows], None if biases is None else biases[rows]
         self.packed[key] = self.ops.linear(matrix, biases)

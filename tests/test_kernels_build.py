@@ -189,6 +189,19 @@ def test_a_mismatch_of_our_own_product_takes_rows_one_by_one(cpu: CpuOps, method
     assert isinstance(CpuOps(cpu.library, "fixed").linear(weight, bias), FixedLinear)
 
 
+@pytest.mark.parametrize("outs", [(64, 32), (64, 64, 7), (7, 64), (64, 1)])
+def test_joined_weights_are_one_weight(cpu: CpuOps, outs: tuple[int, ...]) -> None:
+    """In whole panels or not; every method gives the bits of the weights joined beforehand."""
+    parts, bias, x = [torch.randn(n, 33) for n in outs], torch.randn(sum(outs)), torch.randn(5, 33)
+    for method in ("fixed", "tested"):
+        ops = CpuOps(cpu.library, method)
+        joined, whole = ops.joined_linear(parts, bias), ops.linear(torch.cat(parts), bias)
+        assert joined.method == whole.method and joined.out_features == sum(outs)
+        assert torch.equal(joined(x), whole(x))
+    half = [part.half() for part in parts]
+    assert torch.equal(cpu.joined_linear(half, bias)(x), cpu.linear(torch.cat(half), bias)(x))
+
+
 def test_of_a_wide_weight_a_few_panels_are_tried(cpu: CpuOps) -> None:
     tried: list[tuple[str, int]] = []
     ops = CpuOps(cpu.library, "fixed", failing(set(), tried))

@@ -12,7 +12,7 @@ def test_the_benchmark(make_worker: MakeWorker) -> None:
     workers = {"off": make_worker(cache=False), "on": make_worker()}
     first = overhead.ttft(workers["on"], cached=64, new=8, repeats=2)
     assert all(value > 0 for value in first.values()) and first.keys() > {"hit_seconds", "cold_long_to_hit"}
-    assert overhead.throughput(workers, prompts=2, length=30, answer=3, repeats=2)["on_to_off"] > 0
+    assert overhead.throughput(workers, prompts=2, length=30, answer=3, pairs=2)["on_to_off"] > 0
     found = overhead.bookkeeping(workers["on"], running=3, answer=6)
     assert 0 < found["bookkeeping_to_step"] < 1 and found["bookkeeping_seconds"] < found["step_seconds"]
 
