@@ -54,7 +54,13 @@ def launched(case: Case, linear: str, pieces: tuple[Piece, ...]) -> list[str]:
     ("case", "linear", "prefill", "decode"),
     [
         (conv(TOKENS, 9, 4), "auto", ["causal_conv1d"], ["causal_conv1d"]),
-        (mamba1(TOKENS, 9, 16), "auto", ["selective_scan"], ["selective_update"]),
+        (
+            mamba1(TOKENS, 9, 16),
+            "auto",
+            ["selective_scan", "selective_pass", "selective_scan"],
+            ["selective_update"],
+        ),
+        (mamba1(TOKENS, 9, 16), "invariant", ["selective_scan"], ["selective_update"]),
         (mamba2(TOKENS, 2, 5, 16, 1), "auto", [], ["mamba2_recurrence"]),
         (mamba2(TOKENS, 2, 5, 16, 1), "invariant", ["mamba2_recurrence"], ["mamba2_recurrence"]),
         (gated_delta(TOKENS, 1, 2, 8, 6), "auto", [], ["gated_delta_recurrence"]),

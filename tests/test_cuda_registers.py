@@ -24,6 +24,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "cuda_registers.md"
 COMMON = {
     "selective_scan": 16,
     "selective_update": 16,
+    "selective_pass": 1,
     "mamba2_recurrence": 128,
     "gated_delta_recurrence": 128,
     "causal_conv1d": 4,

@@ -143,3 +143,49 @@ def test_what_does_not_fit_is_named(cuda: EmulatedOps) -> None:
         cuda.mamba1_scan(x, dt, a, b, c, d, z, bias, torch.zeros(2, 5, 8).transpose(1, 2), batch)
     with pytest.raises(ValueError, match="x is on meta"):
         cuda.mamba1_scan(x.to("meta"), dt, a, b, c, d, z, bias, state, batch)
+
+
+@pytest.fixture(scope="module")
+def chunked() -> EmulatedOps:
+    ops = EmulatedOps()
+    ops.chunk_below = 1 << 60
+    return ops
+
+
+def test_chunks_against_the_twin(chunked: EmulatedOps) -> None:
+    check(chunked, mamba1(TOKENS, 13, 16))
+    check(chunked, mamba1(TOKENS, 8, 5, plain=True))
+    case = mamba1(300, 37, 9)
+    counts = (1, 127, 128, 129, 255, 256, 257, 300)
+    states, twins = case.storage(12), [state.double() for state in case.storage(12)]
+    pieces = (
+        Piece(0, 300, 0, tuple((n, i + 1) for i, n in enumerate(counts))),
+        Piece(0, 130, 9),
+        Piece(5, 5, 10),
+    )
+    for state in (*states, *twins):
+        state[10] = 0.5
+    truth = case.run(ReferenceOps(), twins, pieces, lambda x: x.double())
+    assert_close(case.run(chunked, states, pieces), truth)
+    assert_close(states[0], twins[0])
+    resumed = (Piece(130, 300, 9),)
+    truth = case.run(ReferenceOps(), twins, resumed, lambda x: x.double())
+    assert_close(case.run(chunked, states, resumed), truth)
+    assert_close(states[0], twins[0])
+
+
+def test_a_cut_at_the_edge_of_chunks_changes_no_bit(chunked: EmulatedOps) -> None:
+    case = mamba1(300, 5, 16)
+    states = case.storage(6)
+    whole = case.run(chunked, states, (Piece(0, 300, 0, ((128, 1), (200, 2), (256, 3))),))
+    plain = case.storage(6)
+    assert same(case.run(chunked, plain, (Piece(0, 300, 0),)), whole)
+    for slot, cut in ((1, 128), (3, 256)):
+        first = case.run(chunked, plain, (Piece(0, cut, slot),))
+        assert same(plain[0][slot], states[0][slot])
+        rest = case.run(chunked, plain, (Piece(cut, 300, slot),))
+        assert same(torch.cat([first, rest]), whole)
+        assert same(plain[0][slot], states[0][0])
+    # Beside others, and resumed from what the cold pass stored.
+    together = case.run(chunked, states, (Piece(0, 130, 4), Piece(128, 300, 1), Piece(256, 300, 3)))
+    assert same(together, torch.cat([whole[:130], whole[128:], whole[256:]]))

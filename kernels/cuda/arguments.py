@@ -19,6 +19,22 @@ class SelectiveArgs(ctypes.Structure):
         ("a", c_void_p),
         ("d", c_void_p),
         ("dt_bias", c_void_p),
+        ("initial", Pool),
+        ("state", Pool),
+        ("totals", c_void_p),
+        ("channels", c_int64),
+        ("d_state", c_int64),
+    )
+
+
+class SelectivePassArgs(ctypes.Structure):
+    """hc_selective_pass."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("totals", c_void_p),
+        ("states", c_void_p),
+        ("initial", Pool),
         ("state", Pool),
         ("channels", c_int64),
         ("d_state", c_int64),

@@ -1,6 +1,7 @@
 """A packed batch as the CUDA kernels read it."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,11 +71,17 @@ class DeviceBatch:
             [slot for pairs in stores for _, slot in pairs],
             [number for tile in tiles for number in tile],
         )
-        numbers = torch.tensor([number for array in arrays for number in array], dtype=torch.int64)
-        numbers = numbers.to(device, non_blocking=True)
-        pointers, address = [], numbers.data_ptr()
-        for array in arrays:
-            pointers.append(address)
-            address += 8 * len(array)
+        numbers, pointers = device_arrays(arrays, device)
         args = BatchArgs(batch.num_sequences, batch.num_tokens, *pointers[:-1])
         return cls(batch, numbers, args, longest, pointers[-1], len(tiles), segments)
+
+
+def device_arrays(arrays: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, list[int]]:
+    """The arrays end to end as one int64 tensor on the device, and the address of each."""
+    numbers = torch.tensor([number for array in arrays for number in array], dtype=torch.int64)
+    numbers = numbers.to(device, non_blocking=True)
+    addresses, address = [], numbers.data_ptr()
+    for array in arrays:
+        addresses.append(address)
+        address += 8 * len(array)
+    return numbers, addresses

@@ -30,6 +30,7 @@ SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
         "selective_scan": (8, 16, 32, 64, 128, 256),
         "selective_update": (8, 16, 32, 64, 128, 256),
+        "selective_pass": (1,),
         "mamba2_recurrence": (16, 32, 64, 128, 256),
         "gated_delta_recurrence": (64, 128, 256),
         "causal_conv1d": (2, 3, 4, 5),
@@ -38,8 +39,8 @@ SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     }
 )
 """Of each source, the sizes that its kernels are compiled for: d_state, key_dim or taps."""
-RAW = ("entry_copy",)
-"""Sources that move bytes, whatever they mean."""
+RAW = ("entry_copy", "selective_pass")
+"""Sources that read no activations."""
 ELEMENTS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -49,7 +50,7 @@ class Variant(NamedTuple):
     source: str
     """Name of a file of csrc/cuda/, which is that of its function too."""
     element: str
-    """Type of the activations or states: f32, bf16 or f16; raw for bytes."""
+    """Type of the activations or states: f32, bf16 or f16; raw for sources of RAW."""
     size: int
     """What the source calls kSize: a padded dimension."""
 

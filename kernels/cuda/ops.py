@@ -8,10 +8,14 @@ from hybridcache.kernels.cuda.scans import CudaScans
 from hybridcache.kernels.packed import PackedBatch
 from hybridcache.kernels.triton.ops import TritonOps
 
+CHUNK_BELOW = 65_536
+"""State elements of a Mamba-1 layer, 4,096 channels of 16: fewer leave a large GPU idle, token by token."""
+
 
 class CudaOps(CudaScans, TritonOps):
     """CUDA for the convolution, Mamba-1, decoding, and every recurrence when `linear` is "invariant".
 
+    Unless it is, layers of Mamba-1 with fewer than CHUNK_BELOW elements are scanned by chunks.
     A prefill of Mamba-2 or the gated delta rule goes to Triton's chunks otherwise, which use tensor cores.
     `numerics` as TritonOps says.
     """
@@ -21,6 +25,7 @@ class CudaOps(CudaScans, TritonOps):
     def __init__(self, device: torch.device, linear: str, kernels: Kernels) -> None:
         TritonOps.__init__(self, device, linear)
         self.kernels = kernels
+        self.chunk_below = 0 if self.stepwise else CHUNK_BELOW
 
     def mamba2_scan(
         self,

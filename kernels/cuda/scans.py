@@ -6,11 +6,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hybridcache.kernels.cuda.arguments import ConvArgs, GatedDeltaArgs, Mamba2Args, SelectiveArgs
+from hybridcache.kernels.cuda.arguments import (
+    ConvArgs,
+    GatedDeltaArgs,
+    Mamba2Args,
+    SelectiveArgs,
+    SelectivePassArgs,
+)
 from hybridcache.kernels.cuda.batch import DeviceBatch
 from hybridcache.kernels.cuda.build import ELEMENTS, SIZES, Kernels, Variant
+from hybridcache.kernels.cuda.chunks import ChunkedBatch
 from hybridcache.kernels.cuda.operands import DeviceOperands
-from hybridcache.kernels.operands import sizes
+from hybridcache.kernels.operands import DTYPE_CODES, Pool, sizes
 from hybridcache.kernels.packed import PackedBatch
 
 MAX_SEQUENCES = 65_535
@@ -20,12 +27,17 @@ MAX_SEQUENCES = 65_535
 class CudaScans:
     """Convolution and recurrences in CUDA, where a row's bits depend on no cut, batch or stored state.
 
+    With `chunk_below` a scan by chunks keeps that for cuts at multiples of 128 tokens of the sequence only.
+
     Every method raises ValueError naming the operand for a shape, dtype, device or slot that does not fit,
     BuildError when its kernel cannot be compiled, RuntimeError when it cannot be launched.
     """
 
     kernels: Kernels
+    chunk_below: int = 0
+    """Mamba-1 layers with fewer state elements a sequence than this are scanned by chunks, side by side."""
     _arrays: DeviceBatch | None = None
+    _chunks: ChunkedBatch | None = None
 
     def causal_conv1d(
         self,
@@ -79,7 +91,7 @@ class CudaScans:
         channels, d_state = sizes("mamba1_scan: A", A, 2)
         size = padded("mamba1_scan: d_state", d_state, 8, 256)
         batch.check_slots(ssm_state, "mamba1_scan: ssm_state")
-        rows = batch.num_tokens
+        rows, state = batch.num_tokens, operands.pool(ssm_state, "ssm_state", (channels, d_state))
         out = torch.empty(rows, channels, dtype=operands.element, device=x.device)
         args = SelectiveArgs(
             operands.rows(x, "x", (rows, channels)),
@@ -91,14 +103,40 @@ class CudaScans:
             operands.whole(A, "A", (channels, d_state)),
             operands.whole(D, "D", (channels,)),
             operands.whole(dt_bias, "dt_bias", (channels,)),
-            operands.pool(ssm_state, "ssm_state", (channels, d_state)),
+            state,
+            state,
+            None,
             channels,
             d_state,
         )
         on_device = self._arrays_of(batch, x.device)
         source = "selective_scan" if on_device.longest > 1 else "selective_update"
-        self._run(Variant(source, ELEMENTS[operands.element], size), args, on_device)
+        variant = Variant(source, ELEMENTS[operands.element], size)
+        if source == "selective_scan" and channels * size < self.chunk_below:
+            self._scan_by_chunks(variant, args, self._chunks_of(batch, x.device))
+        else:
+            self._run(variant, args, on_device)
         return out.to(x.dtype)
+
+    def _scan_by_chunks(self, variant: Variant, args: SelectiveArgs, chunks: ChunkedBatch) -> None:
+        """Chunks side by side from zero, then the states in front of them in order, then outputs."""
+        if not chunks.batch.num_sequences:
+            return
+        device, elements = chunks.numbers.device, args.channels * args.d_state
+        states = torch.empty(chunks.num_chunks, elements, dtype=torch.float32, device=device)
+        totals = torch.empty(chunks.num_chunks, args.channels, dtype=torch.float32, device=device)
+        given, kept = args.initial, (states.data_ptr(), 4 * elements, DTYPE_CODES[torch.float32])
+        final = SelectiveArgs.from_buffer_copy(args)
+        final.initial = args.state = Pool(*kept)
+        args.totals = totals.data_ptr()
+        middle = SelectivePassArgs(
+            args.a, totals.data_ptr(), states.data_ptr(), given, final.state, args.channels, args.d_state
+        )
+        if chunks.num_chunks:
+            self.kernels.run(variant, device, args, chunks.summary)
+        self.kernels.run(Variant("selective_pass", "raw", 1), device, middle, chunks.middle)
+        if chunks.num_chunks:
+            self.kernels.run(variant, device, final, chunks.scan)
 
     def mamba2_scan(
         self,
@@ -190,6 +228,15 @@ class CudaScans:
             if batch.num_sequences > MAX_SEQUENCES:
                 raise ValueError(f"{batch.num_sequences} sequences in a batch; at most {MAX_SEQUENCES}")
             self._arrays = kept = DeviceBatch.of(batch, device)
+        return kept
+
+    def _chunks_of(self, batch: PackedBatch, device: torch.device) -> ChunkedBatch:
+        """The batch's chunks; the last ones are kept."""
+        kept = self._chunks
+        if kept is None or kept.batch is not batch or kept.numbers.device != device:
+            self._chunks = kept = ChunkedBatch.of(batch, device)
+            if kept.num_chunks > MAX_SEQUENCES:
+                raise ValueError(f"{kept.num_chunks} chunks of tokens in a batch; at most {MAX_SEQUENCES}")
         return kept
 
     def _run(self, variant: Variant, args: ctypes.Structure, batch: DeviceBatch) -> None:

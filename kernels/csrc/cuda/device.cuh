@@ -155,6 +155,19 @@ __device__ __forceinline__ void store_state(char* to, const float (&from)[kCount
     store(reinterpret_cast<f16*>(to), from, valid);
 }
 
+__device__ __forceinline__ float load_element(const char* from, int64_t dtype) {
+  if (dtype == F32) return *reinterpret_cast<const float*>(from);
+  return dtype == BF16 ? to_float(*reinterpret_cast<const bf16*>(from)) : to_float(*reinterpret_cast<const f16*>(from));
+}
+__device__ __forceinline__ void store_element(char* to, int64_t dtype, float x) {
+  if (dtype == F32)
+    *reinterpret_cast<float*>(to) = x;
+  else if (dtype == BF16)
+    *reinterpret_cast<bf16*>(to) = from_float<bf16>(x);
+  else
+    *reinterpret_cast<f16*>(to) = from_float<f16>(x);
+}
+
 __device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + expf(-x)); }
 

@@ -44,10 +44,10 @@ __device__ __forceinline__ void stage(Staged<T>& to, const SelectiveArgs& p, int
   }
 }
 
-// Tokens [from, to) of a tile in shared memory.
+// Tokens [from, to) of a tile in shared memory; adds their steps to `total`.
 template <int kN>
-__device__ __forceinline__ void chain(ChannelStates<kN>& states, int lane, int channel, int from, int to,
-                                      const float2* steps, const float* b, const float* c, float* sums) {
+__device__ __forceinline__ void chain(ChannelStates<kN>& states, float& total, int lane, int channel, int from,
+                                      int to, const float2* steps, const float* b, const float* c, float* sums) {
   using Tl = Tile<kN>;
   constexpr int kStates = Lanes<kN>::kStates;
   for (int k = from; k < to; k += 4) {
@@ -61,6 +61,7 @@ __device__ __forceinline__ void chain(ChannelStates<kN>& states, int lane, int c
         load_as<float>(bs, reinterpret_cast<const char*>(b + (k + j) * kN + lane * kStates), kStates);
         load_as<float>(cs, reinterpret_cast<const char*>(c + (k + j) * kN + lane * kStates), kStates);
         y[j] = states.step(step.x, step.y, bs, cs);
+        total += step.x;
       }
     }
     const float sum = sum_lanes4<Tl::kLanes>(y, lane);
@@ -80,6 +81,7 @@ __global__ void __launch_bounds__(kScanThreads) selective_scan(SelectiveArgs p, 
   const int64_t channel0 = static_cast<int64_t>(blockIdx.x) * Tl::kChannels;
   const int64_t first = batch.first[s], stop = batch.first[s + 1];
   ChannelStates<kN> states(p, channel0 + mine, lane, batch.source[s]);
+  float total = 0.f;
   Stores stores(batch, s);
   while (stores.count() == 0) states.store_to(p, stores.take());
 
@@ -107,12 +109,12 @@ __global__ void __launch_bounds__(kScanThreads) selective_scan(SelectiveArgs p, 
     }
     __syncthreads();
     if (base + Tl::kTokens < stop) stage<T, kN>(next, p, channel0, base + Tl::kTokens, stop);
-    const bool finishes = i < Tl::kItems && row_of < tokens && channels > 0;
+    const bool finishes = !p.totals && i < Tl::kItems && row_of < tokens && channels > 0;
     Vec<T, 8> z;
     if (finishes && p.z.data) z = load<T, 8>(row<T>(p.z, base + row_of) + channel, channels);
     for (int k = 0; k < tokens;) {
       const int until = static_cast<int>(least(tokens, stores.count() - (base - first)));
-      chain<kN>(states, lane, mine, k, until, steps, bs, cs, sums);
+      chain<kN>(states, total, lane, mine, k, until, steps, bs, cs, sums);
       k = until;
       while (stores.count() == base - first + k) states.store_to(p, stores.take());
     }
@@ -127,6 +129,7 @@ __global__ void __launch_bounds__(kScanThreads) selective_scan(SelectiveArgs p, 
       store(row<T>(p.out, base + row_of) + channel, y, channels);
     }
   }
+  if (p.totals && lane == 0 && channel0 + mine < p.channels) p.totals[s * p.channels + channel0 + mine] = total;
 }
 
 }  // namespace hc

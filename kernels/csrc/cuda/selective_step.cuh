@@ -8,7 +8,8 @@ namespace hc {
 struct SelectiveArgs {
   Rows x, dt, z, b, c, out;       // [T, channels], b and c [T, d_state]
   const float *a, *d, *dt_bias;   // [channels, d_state], [channels] or null
-  Pool state;                     // [slots, channels, d_state]
+  Pool initial, state;            // [slots, channels, d_state]: read at the start of a sequence; stored to
+  float* totals;                  // null, or [sequences, channels]: sums of the steps d, instead of outputs
   int64_t channels, d_state;
 };
 
@@ -34,7 +35,7 @@ struct ChannelStates {
     bias = there && p.dt_bias ? p.dt_bias[channel] : 0.f;
     // The state first: in decoding it comes from memory, the rest from the cache.
     if (source >= 0 && valid > 0) {
-      load_state(h, entry(p.state, source, first), p.state.dtype, valid);
+      load_state(h, entry(p.initial, source, first), p.initial.dtype, valid);
     } else {
 #pragma unroll
       for (int i = 0; i < kStates; ++i) h[i] = 0.f;
