@@ -89,7 +89,7 @@ sanitized()
 
 def sanitized() -> None:
     """Every kernel, compiled with the address sanitizer, which must have been loaded before Python."""
-    kernels = EmulatedKernels(("-fsanitize=address",))
+    kernels = EmulatedKernels(("-fsanitize=address", "-O0"))
     ops, copies = EmulatedOps(kernels), CudaCopies(kernels)
     cases = (mamba1(70, 37, 16), mamba2(70, 4, 24, 64, 1), gated_delta(70, 1, 1, 7, 3), conv(70, 65, 4))
     for case in cases:
