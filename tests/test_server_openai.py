@@ -1,7 +1,9 @@
 """The `openai` package against the server, as it is."""
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -57,6 +59,15 @@ def test_a_completion_is_the_workers_answer(make_server: MakeServer) -> None:
     assert found.usage is not None and found.usage.completion_tokens == 8
     assert {part.choices[0].finish_reason for part in parts[:-1]} == {None}
     assert len({part.id for part in parts}) == 1 and found.id != parts[0].id
+
+
+def test_the_readmes_example(make_server: MakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = Path(__file__).resolve().parents[1] / "README.md"
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = (block for block in blocks if "from openai import" in block)
+    exec(code.replace("http://127.0.0.1:8000", make_server().url), {})
+    first, second = (line.rsplit(maxsplit=1)[1] for line in capsys.readouterr().out.strip().splitlines()[-2:])
+    assert int(first) == 0 < int(second)
 
 
 def test_several_prompts_and_several_answers(client: Client) -> None:
