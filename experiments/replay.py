@@ -1,43 +1,12 @@
 """Replay a trace through the prefix cache: ``python -m hybridcache.experiments.replay KEY=VALUE ...``."""
 
-import os
-import sys
-import warnings
-
-import hydra
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
+from hybridcache.experiments.command import run_command
 from hybridcache.experiments.run import run
-
-THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main() -> None:
     """Run or sweep (``-m``) with Hydra; exit status 2 and one line on stderr for what the user can mend."""
-    # A sweep runs one job per core, so that a job's arithmetic libraries must not start threads of their own.
-    for name in THREAD_LIMITS:
-        os.environ.setdefault(name, "1")
-    show_trace = bool(os.environ.get("HYDRA_FULL_ERROR"))
-    # Hydra then raises instead of printing a traceback and leaving.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    warnings.formatwarning = _format_warning
-    try:
-        hydra.main(version_base="1.3", config_path="pkg://hybridcache.conf", config_name="replay")(run)()
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        if show_trace:
-            raise
-        print(f"error: {_one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error).partition("Config search path:")[0]  # which says nothing to the user
-    return " ".join(text.split())
-
-
-def _format_warning(message: Warning | str, *_: object, **__: object) -> str:
-    return f"warning: {message}\n"
+    run_command("replay", run)
 
 
 if __name__ == "__main__":

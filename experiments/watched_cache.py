@@ -11,7 +11,9 @@ from hybridcache.tokens import TokenIds
 class WatchedCache(PrefixCache):
     """Calls ``on_lease`` with every prompt that is let in, the ends of its messages, and its new lease."""
 
-    on_lease: Callable[[TokenIds, Sequence[int], Lease], None]
+    on_lease: Callable[[TokenIds, Sequence[int], Lease], None] = staticmethod(
+        lambda tokens, ends, lease: None
+    )
 
     def acquire(self, tokens: Any, *where: Any, **settings: Any) -> Lease | Wait | None:
         """As the cache does."""

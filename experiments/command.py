@@ -1,0 +1,44 @@
+"""How every command on a Hydra configuration starts, and how it says what is wrong."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def run_command(config_name: str, job: Callable[[DictConfig], Any]) -> None:
+    """Run or sweep (``-m``) ``job`` on a configuration of conf/.
+
+    Exit status 2 and one line on stderr for what the user can mend; HYDRA_FULL_ERROR=1 shows the traceback.
+    """
+    # A sweep runs one job per core, so that a job's arithmetic libraries must not start threads of their own.
+    for name in THREAD_LIMITS:
+        os.environ.setdefault(name, "1")
+    show_trace = bool(os.environ.get("HYDRA_FULL_ERROR"))
+    # Hydra then raises instead of printing a traceback and leaving.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    warnings.formatwarning = _format_warning
+    try:
+        hydra.main(version_base="1.3", config_path="pkg://hybridcache.conf", config_name=config_name)(job)()
+    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+        if show_trace:
+            raise
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).partition("Config search path:")[0]  # which says nothing to the user
+    return " ".join(text.split())
+
+
+def _format_warning(message: Warning | str, *_: object, **__: object) -> str:
+    return f"warning: {message}\n"

@@ -1,0 +1,141 @@
+"""The capacity planner: its sample, its curve beside full replays, its answers."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+
+from hybridcache.experiments.bounds import replay_bounds
+from hybridcache.experiments.capacity import as_text, curve_rows, gpu_rows, make_plan
+from hybridcache.experiments.capacity_curve import Curve
+from hybridcache.experiments.capacity_figure import draw_curve
+from hybridcache.experiments.run import resolved
+from hybridcache.experiments.session_sample import sample_sessions
+from hybridcache.experiments.traces.open import open_trace
+from hybridcache.spec import ModelSpec
+
+Values = dict[str, Any]
+
+
+@pytest.fixture
+def capacity() -> Iterator[Callable[..., Values]]:
+    """Calling it with overrides gives a resolved configuration of the planner."""
+    GlobalHydra.instance().clear()
+    with initialize_config_module("hybridcache.conf", version_base="1.3"):
+        yield lambda *overrides: resolved(compose("capacity", list(overrides)))
+
+
+def test_the_sample_is_whole_sessions_all_along_the_trace() -> None:
+    trace = open_trace(
+        "chat", requests=4_000, sessions_per_second=5.0, answer_tokens=20.0, system_tokens=40.0
+    )
+    requests = list(trace)
+    sample = sample_sessions(trace, group=8)
+    kept = {request.session for request in sample.requests}
+    assert len(kept) == sample.num_sampled
+    assert sample.num_sessions == len({request.session for request in requests})
+    assert sample.num_sampled == pytest.approx(sample.num_sessions / 8, abs=2)
+    assert [r.arrival for r in sample.requests] == [r.arrival for r in requests if r.session in kept]
+    # As much at each time, and sessions of all sizes: the tokens are nearly in proportion too.
+    assert sample.rate == pytest.approx(1 / 8, rel=0.15)
+    for start in range(0, 4_000, 1_000):
+        here = {request.session for request in requests[start : start + 1_000]}
+        assert len(here & kept) == pytest.approx(len(here) / 8, rel=0.25)
+    assert sample_sessions(trace, group=8, seed=1).requests[0].session != sample.requests[0].session or (
+        {r.session for r in sample_sessions(trace, group=8, seed=1).requests} != kept
+    )
+
+
+def test_all_sessions_give_the_replays_themselves(capacity: Callable[..., Values]) -> None:
+    values = capacity(
+        "trace.limit=150", "capacity.group=1", "capacity.budgets_gb=[0.6,1,4]", "capacity.check=true"
+    )
+    plan = make_plan(values)
+    assert plan.checked is not None
+    assert plan.curve.rates == pytest.approx(plan.checked.rates)
+    assert (plan.rate, plan.num_sampled) == (1.0, plan.num_sessions)
+    bounds = replay_bounds(values)
+    assert plan.curve.bound == pytest.approx(bounds.hybrid_token_hit_rate)
+    text = as_text(
+        plan, 0.5, gpu_rows(plan.curve, ModelSpec.from_config(values["model"]), values["capacity"])
+    )
+    assert "largest error 0.0 points" in text
+    assert "50% of the bound" in text
+    assert len(curve_rows(plan)) == 4
+    assert draw_curve(plan, 0.5).axes[0].get_xlabel().startswith("cache budget")
+
+
+@pytest.mark.full
+def test_a_sample_is_within_two_points_at_large_scale(capacity: Callable[..., Values]) -> None:
+    plan = make_plan(
+        capacity(
+            "trace=chat",
+            "trace.requests=30000",
+            "trace.sessions_per_second=12.5",
+            "capacity.check=true",
+            "capacity.group=16",
+            "capacity.budgets_gb=[25,50,100,200,400]",
+        )
+    )
+    assert plan.checked is not None
+    assert plan.num_sampled < plan.num_sessions / 15
+    errors = [a - b for a, b in zip(plan.curve.rates, plan.checked.rates, strict=True)]
+    assert max(map(abs, errors)) <= 0.02, errors
+
+
+def test_answers_lie_between_budgets() -> None:
+    curve = Curve([1e9, 4e9, 16e9], [0.2, 0.6, 0.5], 0.8, 64e9)
+    assert curve.budget_for(0.4) == pytest.approx(2e9)
+    assert curve.budget_for(0.1) == 1e9
+    assert curve.budget_for(0.6) == pytest.approx(4e9)
+    assert curve.budget_for(0.7) is None
+    assert curve.rate_at(2e9) == pytest.approx(0.4)
+    assert curve.rate_at(32e9) == pytest.approx(
+        0.7
+    )  # from 0.6, which more memory does not worsen, to the bound
+    assert curve.rate_at(1e12) == 0.8
+
+
+def test_devices_hold_the_weights_first(capacity: Callable[..., Values]) -> None:
+    values = capacity("capacity.gpus={small: 10, large: 100}")
+    curve = Curve([1e9, 100e9], [0.2, 0.8], 0.8, 200e9)
+    rows = gpu_rows(curve, ModelSpec.from_config(values["model"]), values["capacity"])
+    by_device = {(row["gpu"], row["count"]): row for row in rows}
+    assert by_device["small", 1]["free_bytes"] < 0
+    assert by_device["small", 1]["token_hit_rate"] is None
+    one, two = by_device["large", 1], by_device["large", 2]
+    assert two["free_bytes"] - one["free_bytes"] == pytest.approx(90e9)
+    assert one["token_hit_rate"] < two["token_hit_rate"] == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("capacity.group=0", "capacity.group=0: give a whole number, 1 or more"),
+        ("capacity.budgets_gb=[1,-1]", "capacity.budgets_gb=.*give positive numbers"),
+        ("capacity.budgets_gb=[]", "capacity.budgets_gb=.*give positive numbers"),
+    ],
+)
+def test_bad_settings(capacity: Callable[..., Values], override: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        make_plan(capacity("trace.limit=5", override))
+
+
+def test_the_command_writes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hybridcache.experiments import capacity as planner
+
+    arguments = ["capacity", "trace.limit=80", "capacity.budgets_gb=[1,4]", f"hydra.run.dir={tmp_path}"]
+    monkeypatch.setattr("sys.argv", arguments)
+    GlobalHydra.instance().clear()
+    planner.main()
+    assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader((tmp_path / "capacity.csv").open()))
+    assert [float(row["budget_gb"]) for row in rows] == [1, 4]
+    found = json.loads((tmp_path / "capacity.json").read_text())
+    assert found["curve"]["rates"][0] == float(rows[0]["token_hit_rate"])
+    assert found["config"]["trace"]["kind"] == "chat"
