@@ -110,8 +110,8 @@ def _infinite(sample: SessionSample, spec: ModelSpec, make_cache: MakeCache) -> 
             begun.append(request._replace(tokens=tokens, num_prompt=known, boundaries=np.array([known])))
         seen.add(request.session)
     _hit_rate(begun, shared)
-    tokens = np.mean([len(request.tokens) for request in sample.requests])
-    running = float(tokens) * spec.kv_bytes_per_token + spec.checkpoint_bytes
+    length = float(np.mean([len(request.tokens) for request in sample.requests]))
+    running = length * spec.kv_bytes_per_token + spec.checkpoint_bytes
     parted = sum(
         len(node.children) > 1 for root in shared.store.tree.roots.values() for node in subtree(root)
     )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hybridcache.experiments import replay as command
+from hybridcache.experiments.command import THREAD_LIMITS
 from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.run_folder import CLAIM, RunFolder
 
@@ -22,7 +23,7 @@ SMALL = ("trace.limit=40", "budget_gb=1", "hydra/job_logging=disabled")
 
 def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """The exit status of the command, run in this process."""
-    for name in (*command.THREAD_LIMITS, "HYDRA_FULL_ERROR"):
+    for name in (*THREAD_LIMITS, "HYDRA_FULL_ERROR"):
         monkeypatch.setenv(name, "")  # the command sets them; the test puts them back
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["replay", *SMALL, *arguments])
