@@ -12,6 +12,31 @@ from hybridcache.experiments.replay_totals import ReplayTotals
 LOG_EVERY_REQUESTS = 1_024
 
 
+def log_figure(settings: Mapping[str, Any], name: str, picture: Path, table: Path, folder: Path) -> None:
+    """A figure and the table behind it as a wandb run of their own; nothing when wandb is disabled."""
+    if settings["mode"] == "disabled":
+        return
+    import csv
+
+    import wandb
+
+    with table.open(newline="", encoding="utf-8") as lines:
+        header, *rows = csv.reader(lines)
+    columns: list[str | int] = list(header)
+    run = wandb.init(
+        mode=settings["mode"],
+        project=settings["project"],
+        group=settings["group"],
+        job_type="figure",
+        name=name,
+        dir=folder,
+        reinit="create_new",
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    run.log({f"{name}/figure": wandb.Image(str(picture)), f"{name}/table": wandb.Table(columns, rows)})
+    run.finish()
+
+
 class Tracker:
     """Shows totals while they grow.
 

@@ -1,0 +1,112 @@
+"""Figures of experiments: ``python -m hybridcache.experiments.figures NAME [KEY=VALUE ...]``.
+
+NAME is a file of conf/experiment/: what is swept, and what is drawn against what. The replays run as any
+sweep does (``hydra/launcher=...`` included); NAME.png, NAME.csv and NAME.yaml are left beside them.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+import hybridcache.conf
+from hybridcache.experiments.run_record import RunRecord, collect_runs
+from hybridcache.experiments.sweep_figure import draw_bars, draw_lines
+from hybridcache.experiments.tracker import log_figure
+
+EXPERIMENTS = Path(hybridcache.conf.__file__).parent / "experiment"
+
+
+class Point(NamedTuple):
+    """One run in the figure."""
+
+    panel: str
+    line: str
+    x: float | str
+    values: dict[str, float]
+    """By metric: a key of the summary, percent where it is a rate."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line; exit status 2 and one line on stderr for what the user can mend."""
+    names = sorted(file.stem for file in EXPERIMENTS.glob("*.yaml"))
+    parser = argparse.ArgumentParser(prog="python -m hybridcache.experiments.figures", description=__doc__)
+    parser.add_argument("name", choices=names, help="the experiment")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the replays and of Hydra")
+    parser.add_argument("--out", type=Path, help="folder (default: outputs/figures/NAME/ by time)")
+    options = parser.parse_args(arguments)
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = options.out or Path("outputs") / "figures" / options.name / now
+    try:
+        for path in make_figure(options.name, options.overrides, folder):
+            print(f"wrote {path}")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def make_figure(name: str, overrides: Sequence[str], folder: Path) -> list[Path]:
+    """Run an experiment's sweep into ``folder`` and draw it; the files written.
+
+    Raises ValueError when the sweep fails; it has said why by then.
+    """
+    command = [sys.executable, "-m", "hybridcache.experiments.replay", "-m", f"+experiment={name}"]
+    done = subprocess.run([*command, *overrides, f"hydra.sweep.dir={folder}"], check=False)
+    if done.returncode:
+        raise ValueError(f"the sweep of {name} failed; see above")
+    return draw_runs(name, folder)
+
+
+def draw_runs(name: str, folder: Path) -> list[Path]:
+    """Draw the finished runs in ``folder`` as the experiment says. Raises ValueError when there are none."""
+    runs, problems = collect_runs([folder])
+    if problems or not runs:
+        raise ValueError(f"{folder}: {'; '.join(problems) or 'no finished run'}")
+    experiment = yaml.safe_load((EXPERIMENTS / f"{name}.yaml").read_text(encoding="utf-8"))
+    drawn = experiment["figure"]
+    points = sorted((point_of(run, drawn) for run in runs), key=lambda p: (p.panel, p.line, p.x))
+    files = [folder / f"{name}{suffix}" for suffix in (".png", ".csv", ".yaml")]
+    draw = draw_bars if drawn["kind"] == "bars" else draw_lines
+    figure = draw(points, drawn)
+    figure.savefig(files[0])
+    with files[1].open("w", newline="", encoding="utf-8") as out:
+        metrics = list(points[0].values)
+        writer = csv.writer(out)
+        writer.writerow(["panel", "line", drawn["x"], *metrics])
+        writer.writerows([p.panel, p.line, p.x, *(p.values[metric] for metric in metrics)] for p in points)
+    shared = {"experiment": experiment, "runs": [run.config for run in runs]}
+    files[2].write_text(yaml.safe_dump(shared, sort_keys=False), encoding="utf-8")
+    log_figure(runs[0].config["wandb"], name, files[0], files[1], folder)
+    return files
+
+
+def point_of(run: RunRecord, drawn: Mapping[str, Any]) -> Point:
+    """A run's place in the figure."""
+    metrics = drawn["metrics"]
+    if metrics == "lost_tokens":
+        total = float(run.summary["input_tokens"]) or 1.0
+        values = {reason: 100 * tokens / total for reason, tokens in run.summary["lost_tokens"].items()}
+        values = {"hit": 100 * run.number("token_hit_rate"), **values}
+    else:
+        values = {m: run.number(m) * (100 if m.endswith(("_rate", "_ratio")) else 1) for m in metrics}
+    line = run.policy if drawn["line"] == "eviction" else str(_setting(run.config, drawn["line"]))
+    x = _setting(run.config, drawn["x"]) if drawn["x"] != "eviction" else run.policy
+    x = x if isinstance(x, str) and drawn["kind"] == "bars" else float(x)
+    return Point(str(_setting(run.config, drawn["panel"])), line, x, values)
+
+
+def _setting(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value
+
+
+if __name__ == "__main__":
+    main()

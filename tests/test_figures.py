@@ -1,0 +1,102 @@
+"""Figures of experiments: what each file of conf/experiment/ sweeps and draws, and what is logged."""
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+
+from hybridcache.experiments.figures import EXPERIMENTS, draw_runs, main, point_of
+from hybridcache.experiments.run import replay, resolved
+from hybridcache.experiments.run_record import RunRecord
+from hybridcache.experiments.sweep_figure import draw_lines
+from hybridcache.experiments.tracker import log_figure
+from tests.test_replay_wandb import records
+
+Values = dict[str, Any]
+NAMES = sorted(file.stem for file in EXPERIMENTS.glob("*.yaml"))
+
+
+def first_values(name: str, *overrides: str) -> Values:
+    """The resolved configuration of the sweep's first run; the last value of each setting composes too."""
+    GlobalHydra.instance().clear()
+    with initialize_config_module("hybridcache.conf", version_base="1.3"):
+        swept = yaml.safe_load((EXPERIMENTS / f"{name}.yaml").read_text())["hydra"]["sweeper"]["params"]
+        choices = {}
+        for key, given in swept.items():
+            parts = re.split(r",(?![^\[\]{}]*[\]}])", str(given)) if key != "model.pattern" else []
+            for value in parts[-1:]:
+                compose("replay", [f"+experiment={name}", f"{key}={value}"])
+            if parts:
+                choices[key] = parts[0]
+        settings = [f"{key}={value}" for key, value in choices.items()]
+        return resolved(compose("replay", [f"+experiment={name}", *settings, *overrides]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_can_be_run_and_drawn(name: str, tmp_path: Path) -> None:
+    values = first_values(name, "trace.limit=20")
+    replay(values, tmp_path / "run")
+    files = draw_runs(name, tmp_path)
+    assert [path.name for path in files] == [f"{name}.png", f"{name}.csv", f"{name}.yaml"]
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    (row,) = csv.DictReader(files[1].open())
+    drawn = values["figure"]
+    if drawn["kind"] == "bars":
+        metrics = [key for key in row if key not in ("panel", "line", drawn["x"])]
+        assert sum(float(row[key]) for key in metrics) == pytest.approx(100)
+    else:
+        assert set(drawn["metrics"]) <= row.keys()
+        assert set(drawn["labels"]) == set(drawn["metrics"])
+    kept = yaml.safe_load(files[2].read_text())
+    assert kept["runs"][0]["eviction"] == values["eviction"]
+    assert kept["experiment"]["figure"] == drawn
+
+
+def test_lines_are_what_the_runs_found(small_replay: Callable[..., Values]) -> None:
+    drawn = yaml.safe_load((EXPERIMENTS / "budget.yaml").read_text())["figure"]
+    found = [small_replay(f"eviction={name}", f"budget_gb={gb}") for name in ("lru", "gdsf") for gb in (1, 2)]
+    points = [point_of(RunRecord(Path("x"), summary, 0.0), drawn) for summary in found]
+    figure = draw_lines(points, drawn)
+    assert len(figure.axes) == 2
+    rates = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}  # type: ignore[arg-type]
+    assert rates["lru"] == pytest.approx([100 * summary["token_hit_rate"] for summary in found[:2]])
+    assert rates["gdsf"] == pytest.approx([100 * summary["token_hit_rate"] for summary in found[2:]])
+
+
+def test_without_runs_there_is_no_figure(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no finished run"):
+        draw_runs("budget", tmp_path)
+    with pytest.raises(SystemExit):
+        main(["no_such_experiment"])
+
+
+def test_picture_and_table_are_logged_offline(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    from matplotlib.figure import Figure
+
+    picture, table = tmp_path / "f.png", tmp_path / "f.csv"
+    Figure(figsize=(1, 1)).savefig(picture)
+    table.write_text("x,token_hit_rate\n1,50.0\n2,75.0\n")
+    settings = {"mode": "offline", "project": "hybridcache", "group": None}
+    log_figure({**settings, "mode": "disabled"}, "f", picture, table, tmp_path)
+    assert not list(tmp_path.rglob("*.wandb"))
+    log_figure(settings, "f", picture, table, tmp_path)
+    (file,) = tmp_path.rglob("*.wandb")
+    logged = {}
+    for record in records(file):
+        for item in record.history.item:
+            logged[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    assert logged["f/figure/_type"] == "image-file"
+    assert (logged["f/table/ncols"], logged["f/table/nrows"]) == (2, 2)
+    (stored,) = tmp_path.rglob("*.table.json")
+    kept = json.loads(stored.read_text())
+    assert kept["columns"] == ["x", "token_hit_rate"]
+    assert kept["data"] == [["1", "50.0"], ["2", "75.0"]]
+    assert list(tmp_path.rglob("*.png"))
