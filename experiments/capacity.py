@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import process_time
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from hybridcache.experiments.capacity_curve import Curve, estimate_curve
+from hybridcache.experiments.capacity_curve import Checked, Curve, Plan, estimate_curve
 from hybridcache.experiments.capacity_figure import draw_curve
 from hybridcache.experiments.command import run_command
 from hybridcache.experiments.replay_cache import replay_cache
@@ -27,29 +27,6 @@ from hybridcache.spec import ModelSpec
 from hybridcache.weight_counts import WeightCounts
 
 GPU_COUNTS = (1, 2, 4, 8)
-
-
-class Checked(NamedTuple):
-    """Full replays beside the estimate."""
-
-    rates: Sequence[float]
-    """Of all input tokens, by budget."""
-    seconds: float
-    """Of the processor, for all of them."""
-
-
-class Plan(NamedTuple):
-    """All that the planner says."""
-
-    trace: str
-    model: str
-    curve: Curve
-    rate: float
-    num_sampled: int
-    num_sessions: int
-    seconds: float
-    """Of the processor, for the estimate, reading the trace included."""
-    checked: Checked | None
 
 
 def main() -> None:

@@ -63,6 +63,29 @@ class Curve(NamedTuple):
         return float(np.interp(np.log(budget), np.log([*self.budgets, self.stored]), [*rates, self.bound]))
 
 
+class Checked(NamedTuple):
+    """Full replays beside the estimate."""
+
+    rates: Sequence[float]
+    """Of all input tokens, by budget."""
+    seconds: float
+    """Of the processor, for all of them."""
+
+
+class Plan(NamedTuple):
+    """An estimate, and what it took."""
+
+    trace: str
+    model: str
+    curve: Curve
+    rate: float
+    num_sampled: int
+    num_sessions: int
+    seconds: float
+    """Of the processor, for the estimate, reading the trace included."""
+    checked: Checked | None
+
+
 def estimate_curve(
     sample: SessionSample,
     spec: ModelSpec,

@@ -1,16 +1,13 @@
 """The figure of the capacity planner."""
 
-from typing import TYPE_CHECKING
-
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-if TYPE_CHECKING:
-    from hybridcache.experiments.capacity import Plan
+from hybridcache.experiments.capacity_curve import Plan
 
 
-def draw_curve(plan: "Plan", target: float) -> Figure:
+def draw_curve(plan: Plan, target: float) -> Figure:
     """Hit rate against budget, the bound, the target, and full replays where they were made."""
     figure = Figure(figsize=(7.2, 4.4), dpi=144, layout="constrained")
     FigureCanvasAgg(figure)

@@ -11,26 +11,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 import hybridcache.conf
 from hybridcache.experiments.run_record import RunRecord, collect_runs
-from hybridcache.experiments.sweep_figure import draw_bars, draw_lines
+from hybridcache.experiments.sweep_figure import Point, draw_bars, draw_lines
 from hybridcache.experiments.tracker import log_figure
 
 EXPERIMENTS = Path(hybridcache.conf.__file__).parent / "experiment"
-
-
-class Point(NamedTuple):
-    """One run in the figure."""
-
-    panel: str
-    line: str
-    x: float | str
-    values: dict[str, float]
-    """By metric: a key of the summary, percent where it is a rate."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

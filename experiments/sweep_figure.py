@@ -1,7 +1,7 @@
 """How the runs of a sweep are drawn: lines against a setting, or stacked bars."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -10,9 +10,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from hybridcache.experiments.policy_style import policy_styles
 
-if TYPE_CHECKING:
-    from hybridcache.experiments.figures import Point
-
 _LOST_COLORS = {
     "hit": "#0072B2", "last_token": "#dddddd", "checkpoint_evicted": "#D55E00", "kv_evicted": "#E69F00",
     "no_checkpoint": "#CC79A7", "expired": "#009E73", "diverged": "#999999", "new": "#cccccc",
@@ -20,7 +17,17 @@ _LOST_COLORS = {
 }  # fmt: skip
 
 
-def draw_lines(points: "Sequence[Point]", drawn: Mapping[str, Any]) -> Figure:
+class Point(NamedTuple):
+    """One run in the figure."""
+
+    panel: str
+    line: str
+    x: float | str
+    values: dict[str, float]
+    """By metric: a key of the summary, percent where it is a rate."""
+
+
+def draw_lines(points: Sequence[Point], drawn: Mapping[str, Any]) -> Figure:
     """A row of panels for each metric; a line for each policy (or whatever ``line`` names)."""
     panels, metrics = _panels(points), list(points[0].values)
     figure = _figure(len(panels), len(metrics))
@@ -50,7 +57,7 @@ def draw_lines(points: "Sequence[Point]", drawn: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def draw_bars(points: "Sequence[Point]", drawn: Mapping[str, Any]) -> Figure:
+def draw_bars(points: Sequence[Point], drawn: Mapping[str, Any]) -> Figure:
     """Stacked bars, one a policy: what became of all input tokens."""
     panels = _panels(points)
     figure = _figure(len(panels), 1)
@@ -72,7 +79,7 @@ def draw_bars(points: "Sequence[Point]", drawn: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _panels(points: "Sequence[Point]") -> list[str]:
+def _panels(points: Sequence[Point]) -> list[str]:
     return sorted({point.panel for point in points})
 
 
