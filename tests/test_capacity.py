@@ -102,7 +102,7 @@ def test_answers_lie_between_budgets() -> None:
 
 
 def test_devices_hold_the_weights_first(capacity: Callable[..., Values]) -> None:
-    values = capacity("capacity.gpus={small: 10, large: 100}")
+    values = capacity("+capacity.gpus.small=10", "+capacity.gpus.large=100")
     curve = Curve([1e9, 100e9], [0.2, 0.8], 0.8, 200e9)
     rows = gpu_rows(curve, ModelSpec.from_config(values["model"]), values["capacity"])
     by_device = {(row["gpu"], row["count"]): row for row in rows}
