@@ -81,6 +81,15 @@ def test_scans_cut_at_a_multiple_of_their_chunk(name: str, cut: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba2", "gated_delta"])
+def test_chunks_end_at_places_of_the_sequence_and_not_of_the_pass(name: str) -> None:
+    """Resumed in the middle of a chunk, a pass may still be cut at the next multiple."""
+    ops, case = build_ops("triton"), case_of(name)
+    once, again = in_passes(ops, case, (21,)), in_passes(ops, case, (21, CHUNK))
+    assert same(once[0], again[0])
+    assert all(same(a, b) for a, b in zip(once[1], again[1], strict=True))
+
+
+@pytest.mark.parametrize("name", ["mamba2", "gated_delta"])
 def test_scans_cut_elsewhere_differ_by_rounding_only(name: str) -> None:
     ops, case = build_ops("triton"), case_of(name)
     whole = in_passes(ops, case, ())[0]

@@ -29,7 +29,7 @@ def prefill_shape(head_dim: int, element_bytes: int, capability: int) -> TileSha
     if head_dim <= 64:
         return TileShape(128, 64, 8, 3)
     if head_dim <= 128:
-        return TileShape(128, 64, 8, 3) if capability >= 90 else TileShape(64, 32, 8, 3)
+        return TileShape(128, 64, 8, 3) if capability >= 90 else TileShape(64, 64, 8, 2)
     return TileShape(64, 32, 8, 2)
 
 

@@ -80,7 +80,7 @@ def _token_by_token(
         V=value_dim,
         BV=tile,
         L2NORM=l2norm,
-        num_warps=1,
+        num_warps=max(1, padded(key_dim) // 128),
         enable_fp_fusion=True,
     )
 

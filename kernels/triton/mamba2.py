@@ -85,7 +85,7 @@ def _token_by_token(
         NP=triton.next_power_of_2(d_state),
         HAS_D=D is not None,
         HAS_BIAS=dt_bias is not None,
-        num_warps=1,
+        num_warps=max(1, padded(d_state) // 128),
         enable_fp_fusion=True,
     )
 
