@@ -96,6 +96,7 @@ def build_engine(
         memory=memory,
         kv_fraction=cache.budget.limits["kv"] / budget_bytes if memory == "split" else 0.5,
         debug_poison=debug_poison,
+        copier=loaded.model.ops.copier,
     )
     runner = ModelRunner(loaded.model, storage)
     return Engine(cache, Scheduler(cache, limits), runner, clock, Sampler())

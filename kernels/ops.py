@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from hybridcache.copier import Copier, TorchCopier
 from hybridcache.kernels.packed import PackedBatch
 from hybridcache.kernels.recording import Recording, Scratch
 
@@ -48,6 +49,8 @@ class Ops(Protocol):
     numerics: Numerics
     device: torch.device
     """Where operands and weights live; a batch's own tensors are always on the CPU."""
+    copier: Copier = TorchCopier()
+    """What storage on that device copies with."""
 
     @abstractmethod
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:

@@ -1,18 +1,25 @@
 """Backend `cuda`: which operations go to CUDA (here: its emulation) and which to Triton (its interpreter)."""
 
 import ctypes
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from hybridcache.kernels.build import find_compiler
+from hybridcache.kernels.cpu import CpuOps
 from hybridcache.kernels.cuda.build import Variant
+from hybridcache.kernels.cuda.copies import CudaCopies
 from hybridcache.kernels.dispatch import build_ops
 from hybridcache.kernels.reference import ReferenceOps
 from tests.cuda_emulator import EmulatedKernels
 from tests.kernel_cases import Case, Piece, attention, conv, gated_delta, mamba1, mamba2
 from tests.test_kernels_exact import same
 from tests.test_kernels_twins import assert_close
+from tests.worker_setup import MakeWorker, given, make_worker, serve, tokens
+
+__all__ = ["make_worker"]
 
 cuda_ops = pytest.importorskip("hybridcache.kernels.cuda.ops", reason="needs triton: pip install triton")
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="the emulation needs g++")
@@ -92,3 +99,15 @@ def test_an_invariant_backend_decodes_the_bits_of_a_prefill() -> None:
 def test_it_needs_a_gpu() -> None:
     with pytest.raises(ValueError, match="backend cuda on a CPU"):
         build_ops("cuda")
+
+
+def test_a_worker_copies_as_its_backend_does(
+    monkeypatch: pytest.MonkeyPatch, make_worker: MakeWorker, checkpoint: Callable[[str], Path]
+) -> None:
+    assert cuda_ops.CudaOps(torch.device("cpu"), "auto", EmulatedKernels()).copier.kernels
+    kernels = RecordingKernels()
+    monkeypatch.setattr(CpuOps, "copier", CudaCopies(kernels))
+    worker = make_worker(checkpoint("nemotron_h"))
+    cold, hit = serve(worker, [tokens(40)] * 2, together=False)
+    assert hit.num_cached_tokens and "entry_copy" in kernels.launched
+    assert given([hit]) == given([cold])

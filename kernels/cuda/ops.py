@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from hybridcache.kernels.cuda.build import Kernels
+from hybridcache.kernels.cuda.copies import CudaCopies
 from hybridcache.kernels.cuda.scans import CudaScans
 from hybridcache.kernels.packed import PackedBatch
 from hybridcache.kernels.triton.ops import TritonOps
@@ -25,6 +26,7 @@ class CudaOps(CudaScans, TritonOps):
     def __init__(self, device: torch.device, linear: str, kernels: Kernels) -> None:
         TritonOps.__init__(self, device, linear)
         self.kernels = kernels
+        self.copier = CudaCopies(kernels)
         self.chunk_below = 0 if self.stepwise else CHUNK_BELOW
 
     def mamba2_scan(
