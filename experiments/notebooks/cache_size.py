@@ -1,0 +1,79 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+# ---
+
+# %% [markdown]
+# # Choose a cache size
+#
+# Memory for a prefix cache competes with the batch, and there is never enough. The useful question is not
+# *how much hits the most* but *where the curve bends*. This notebook draws the curve for a workload and reads
+# the answer off it.
+
+# %%
+from functools import partial
+
+import matplotlib.pyplot as plt
+
+from hybridcache.experiments.capacity_curve import estimate_curve
+from hybridcache.experiments.describe import as_text, describe
+from hybridcache.experiments.session_sample import sample_sessions
+from hybridcache.experiments.trace_command import model_of
+from hybridcache.experiments.traces.open import open_trace
+from hybridcache.experiments.watched_cache import WatchedCache
+from hybridcache.policies.build import build_admission, build_eviction
+
+spec = model_of("nvidia_hybrid_7b")
+trace = open_trace("agent", limit=300)  # yours: open_trace("npz", path="mine.npz")
+admission = build_admission("branch_and_final")
+print(as_text(describe(trace, spec, admission)))
+
+# %% [markdown]
+# Two lines deserve a second look. *Everything* is what a cache would hold that never forgets. The *working
+# set* is what a cache would hold that kept only what is used again, and dropped it after its last use: with
+# foresight that is all the memory there is any use for. A real policy has no foresight; how close it comes is
+# what we measure now.
+
+
+# %%
+def make_cache(budget_bytes: float, eviction: str = "hit_density") -> WatchedCache:
+    """A cache of so many bytes."""
+    return WatchedCache(
+        spec,
+        budget_bytes=int(budget_bytes),
+        eviction=build_eviction(eviction),
+        admission=build_admission("branch_and_final"),
+    )
+
+
+sample = sample_sessions(trace)
+budgets = [gb * 1e9 for gb in (2, 4, 8, 16, 32)]
+curves = {
+    name: estimate_curve(sample, spec, partial(make_cache, eviction=name), budgets)
+    for name in ("lru", "hit_density")
+}
+
+# %%
+figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+for name, curve in curves.items():
+    rates = [100 * rate for rate in curve.rates]
+    axes.plot([budget / 1e9 for budget in curve.budgets], rates, marker="o", label=name)
+axes.axhline(100 * curves["lru"].bound, color="grey", linestyle="--", label="infinite cache")
+axes.set_xscale("log", base=2)
+axes.set_xlabel("budget (GB)")
+axes.set_ylabel("token hit rate (%)")
+axes.legend(frameon=False)
+plt.show()
+for name, curve in curves.items():
+    needed = curve.budget_for(0.8 * curve.bound)
+    answer = "more than shown" if needed is None else f"{needed / 1e9:.3g} GB"
+    print(f"{name}: {answer} for 80% of the bound")
+
+# %% [markdown]
+# Below the bend every gigabyte is felt, above it hardly any. A better policy moves the bend to the left: it
+# is memory that you need not buy. On large traces `sample_sessions` keeps one session in up to 16 and the
+# same curve costs a tenth of the time; `python -m hybridcache.experiments.capacity` does all of this from the
+# command line, with the memory that several GPUs leave beside the model's weights.
+#
+# **What to keep in mind.** Find the bend, stay a little above it, and spend what is left on the batch.
