@@ -1,6 +1,7 @@
 """What several test files need."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -70,3 +71,11 @@ def oracle(checkpoint: Callable[[str], Path]) -> Callable[[str], Any]:
     from transformers import AutoModelForCausalLM
 
     return cache(lambda family: AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval())
+
+
+@pytest.fixture(autouse=True)
+def _loggers_speak() -> None:
+    """A command that ran in this process may have configured logging, and so silenced loggers made before."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("hybridcache") and isinstance(logger, logging.Logger):
+            logger.disabled = False
