@@ -74,8 +74,11 @@ def oracle(checkpoint: Callable[[str], Path]) -> Callable[[str], Any]:
 
 
 @pytest.fixture(autouse=True)
-def _loggers_speak() -> None:
-    """A command that ran in this process may have configured logging, and so silenced loggers made before."""
+def _logging_as_before() -> Iterator[None]:
+    """A command that runs in this process configures logging: levels, and loggers that it silences."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("hybridcache") and isinstance(logger, logging.Logger):
             logger.disabled = False
