@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -18,8 +19,19 @@ from hybridcache.experiments.run import replay
 Values = dict[str, Any]
 
 
-def records(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file: 7 bytes, then 32 KiB blocks of (crc32, length, type) and data."""
+def records(path: Path) -> list[Any]:
+    """All records of a .wandb file. wandb's own process may still be writing it when a run has finished."""
+    deadline = monotonic() + 60.0
+    while True:
+        found = list(_written(path))
+        if found and found[-1].WhichOneof("record_type") == "exit":
+            return found
+        assert monotonic() < deadline, f"{path} has no end: {len(found)} records"
+        sleep(0.1)
+
+
+def _written(path: Path) -> Iterator[Any]:
+    """The whole records so far: 7 bytes, then 32 KiB blocks of (crc32, length, type) and data."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, whole = path.read_bytes(), 7, b""
@@ -29,7 +41,10 @@ def records(path: Path) -> Iterator[Any]:
             at += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
-        whole += data[at + 7 : at + 7 + length]
+        part = data[at + 7 : at + 7 + length]
+        if len(part) < length:
+            return
+        whole += part
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
             record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
