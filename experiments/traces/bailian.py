@@ -52,16 +52,11 @@ class BailianTrace:
         chats: dict[int, int] = {}  # chat_id -> the request's index
         stitcher = Stitcher(block_tokens, min_blocks=1)
         lineage, block_ids = Lineage(), BlockIds(block_tokens)
-        first = last = 0.0
+        first = last = None
         num_sessions = 0
         for index, row in enumerate(read_rows(path or "")):
-            timestamp = row.number_of("timestamp")
-            if not index:
-                first = last = timestamp
-            if timestamp < last:
-                problem = f"is {timestamp} s, after a row of {last} s; sort the rows by time"
-                raise row.error("timestamp", problem)
-            last = timestamp
+            last = row.time_of("timestamp", last)
+            first = last if first is None else first
             num_input, num_output = row.length("input_length"), row.length("output_length")
             ids = _block_hashes(row, num_input, block_tokens)
             chat = row.integer("chat_id", 0, _MOST)
@@ -70,7 +65,7 @@ class BailianTrace:
             # A parent before the file's start is not in it.
             parent = chats.get(row.integer("parent_chat_id", -1, _MOST), -1)
             chats[chat] = index
-            arrivals.append(timestamp - first)
+            arrivals.append(last - first)
             turns.append(row.integer("turn", 0, MAX_TOKENS))
             sessions.append(num_sessions if parent < 0 else sessions[parent])
             num_sessions += parent < 0

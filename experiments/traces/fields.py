@@ -42,6 +42,13 @@ class Row(NamedTuple):
             raise self.error(field, f"must be finite, got {value}; drop the row")
         return value
 
+    def time_of(self, field: str, last: float | None, unit: str = "s") -> float:
+        """A time that is not before `last`, the row's before (None: there is none). ValueError otherwise."""
+        time = self.number_of(field)
+        if last is not None and time < last:
+            raise self.error(field, f"is {time} {unit}, after a row of {last} {unit}; sort the rows by time")
+        return time
+
     def integers(self, field: str, limit: int) -> list[int]:
         """A list of integers, each in [0, limit). ValueError otherwise."""
         value = self.get(field)

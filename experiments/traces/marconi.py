@@ -21,7 +21,6 @@ from hybridcache.tokens import TokenIds, as_token_ids
 class _Fields(NamedTuple):
     session: int | str
     turn: int
-    time: float  # seconds
     inputs: TokenIds  # [P] uint32
     outputs: TokenIds  # [n] uint32
 
@@ -47,11 +46,8 @@ class MarconiTrace:
         numbers: dict[int | str, int] = {}  # session_id -> number by first appearance
         self._times = array("d")  # seconds
         for row in read_rows(self._path):
+            self._times.append(row.time_of("ts", self._times[-1] if self._times else None))
             fields = _parse(row)
-            if self._times and fields.time < self._times[-1]:
-                problem = f"is {fields.time} s, after a row of {self._times[-1]} s; sort the rows by time"
-                raise row.error("ts", problem)
-            self._times.append(fields.time)
             self._sessions.append(numbers.setdefault(fields.session, len(numbers)))
         self._kept = kept_requests(self._sessions, every_kth_session, limit)
         self.name = self._path.rsplit("/", 1)[-1].removesuffix(".gz").removesuffix(".jsonl")
@@ -73,7 +69,7 @@ class MarconiTrace:
             tokens = np.concatenate([fields.inputs, fields.outputs])
             ends = _message_ends(turns.get(session), tokens, len(fields.inputs))
             turns[session] = _Turn([*ends, len(tokens)], blake2b(tokens.tobytes()).digest())
-            arrival = fields.time - self._times[0]
+            arrival = self._times[index] - self._times[0]
             yield TraceRequest(
                 arrival, session, fields.turn, tokens, len(fields.inputs), np.array(ends, np.int64)
             )
@@ -94,7 +90,7 @@ def _parse(row: Row) -> _Fields:
         raise row.error("session_id", f"must be an integer or a string, got {session!r:.80}")
     turn = row.integer("turn_id", 0, MAX_TOKENS)
     inputs, outputs = _tokens(row, "input_tokens"), _tokens(row, "output_tokens")
-    return _Fields(session, turn, row.number_of("ts"), inputs, outputs)
+    return _Fields(session, turn, inputs, outputs)
 
 
 def _tokens(row: Row, field: str) -> TokenIds:

@@ -54,18 +54,13 @@ class MooncakeTrace:
         numbers: dict[tuple[int, ...], int] = {}  # a session's first blocks -> its number
         stitcher = Stitcher(block_tokens, min_blocks)
         lineage, block_ids = Lineage(), BlockIds(block_tokens)
-        first = last = 0.0
+        first = last = None
         for index, row in enumerate(read_rows(path or "")):
-            timestamp = row.number_of("timestamp")
-            if not index:
-                first = last = timestamp
-            if timestamp < last:
-                problem = f"is {timestamp} ms, after a row of {last} ms; sort the rows by time"
-                raise row.error("timestamp", problem)
-            last = timestamp
+            last = row.time_of("timestamp", last, "ms")
+            first = last if first is None else first
             num_input, num_output = row.length("input_length"), row.length("output_length")
             ids = _block_hashes(row, num_input, block_tokens)
-            arrivals.append(timestamp - first)
+            arrivals.append(last - first)
             key = tuple(ids[:min_blocks]) if len(ids) >= min_blocks else (-1, index)
             sessions.append(numbers.setdefault(key, len(numbers)))
             if stitch:

@@ -54,10 +54,11 @@ class PromptsTrace:
             output = row.values.get("output", "")
             if not isinstance(output, str):
                 raise row.error("output", f"must be a text, got {output!r:.80}")
-            last = self._arrivals[-1] if self._arrivals else -1.0
-            now = row.number_of("timestamp") if "timestamp" in row.values else last + 1
-            if self._arrivals and now < last:
-                raise row.error("timestamp", f"is {now} s, after a row of {last} s; sort the rows by time")
+            last = self._arrivals[-1] if self._arrivals else None
+            if "timestamp" in row.values:
+                now = row.time_of("timestamp", last)
+            else:
+                now = 0.0 if last is None else last + 1
             session = row.values.get("session", ("row", row.number))
             if not isinstance(session, int | str | tuple):
                 raise row.error("session", f"must be a text or a whole number, got {session!r:.80}")
