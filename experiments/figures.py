@@ -63,7 +63,7 @@ def draw_runs(name: str, folder: Path) -> list[Path]:
     points = sorted((point_of(run, drawn) for run in runs), key=lambda p: (p.panel, p.line, p.x))
     files = [folder / f"{name}{suffix}" for suffix in (".png", ".csv", ".yaml")]
     draw = draw_bars if drawn["kind"] == "bars" else draw_lines
-    figure = draw(points, drawn)
+    figure = draw(points, drawn, title_of([run.config for run in runs]))
     figure.savefig(files[0])
     with files[1].open("w", newline="", encoding="utf-8") as out:
         metrics = list(points[0].values)
@@ -88,7 +88,20 @@ def point_of(run: RunRecord, drawn: Mapping[str, Any]) -> Point:
     line = run.policy if drawn["line"] == "eviction" else str(_setting(run.config, drawn["line"]))
     x = _setting(run.config, drawn["x"]) if drawn["x"] != "eviction" else run.policy
     x = x if isinstance(x, str) and drawn["kind"] == "bars" else float(x)
-    return Point(str(_setting(run.config, drawn["panel"])), line, x, values)
+    panel = drawn.get("panel_label", "{}").format(_setting(run.config, drawn["panel"]))
+    return Point(panel, line, x, values)
+
+
+def title_of(configs: Sequence[Mapping[str, Any]]) -> str:
+    """What all runs have in common, as far as a reader of the picture has to know it."""
+    parts = {
+        "trace": [config["trace"]["kind"] for config in configs],
+        "model": [config["model"]["name"] for config in configs],
+        "budget": [f"{float(config['budget_gb']):g} GB" for config in configs],
+        "admission": [f"admission {config['admission']['name']}" for config in configs],
+        "hardware": [config["hardware"]["name"] if config["mode"] == "engine" else "" for config in configs],
+    }
+    return ", ".join(values[0] for values in parts.values() if len(set(values)) == 1 and values[0])
 
 
 def _setting(config: Mapping[str, Any], key: str) -> Any:

@@ -12,10 +12,10 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
-from hybridcache.experiments.figures import EXPERIMENTS, draw_runs, main, point_of
+from hybridcache.experiments.figures import EXPERIMENTS, draw_runs, main, point_of, title_of
 from hybridcache.experiments.run import replay, resolved
 from hybridcache.experiments.run_record import RunRecord
-from hybridcache.experiments.sweep_figure import draw_lines
+from hybridcache.experiments.sweep_figure import Point, draw_bars, draw_lines
 from hybridcache.experiments.tracker import log_figure
 from tests.test_replay_wandb import records
 
@@ -68,6 +68,26 @@ def test_lines_are_what_the_runs_found(small_replay: Callable[..., Values]) -> N
     rates = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}  # type: ignore[arg-type]
     assert rates["lru"] == pytest.approx([100 * summary["token_hit_rate"] for summary in found[:2]])
     assert rates["gdsf"] == pytest.approx([100 * summary["token_hit_rate"] for summary in found[2:]])
+
+
+def test_a_title_says_what_all_runs_share() -> None:
+    one = first_values("ttft")
+    more = {**one, "budget_gb": 4}
+    assert title_of([one]) == "agent, nvidia_hybrid_7b, 2 GB, admission branch_and_final, h100"
+    assert title_of([one, more]) == "agent, nvidia_hybrid_7b, admission branch_and_final, h100"
+    assert title_of([{**one, "mode": "cache"}]).endswith("admission branch_and_final")
+
+
+def test_parts_of_bars_differ_by_more_than_colour() -> None:
+    values = dict.fromkeys(("hit", "kv_evicted", "no_checkpoint", "checkpoint_evicted", "expired"), 20.0)
+    rest = dict.fromkeys(("last_token", "diverged", "new", "too_large"), 0.0)
+    points = [Point(panel, "x", "lru", {**values, **rest}) for panel in "abcd"]
+    figure = draw_bars(points, {"x_label": "%"})
+    assert len({axes.get_position().y0 for axes in figure.axes}) == 2  # two rows of two
+    hatches = [bar.get_hatch() for bar in figure.axes[0].patches]
+    assert len(hatches) == len(set(hatches)) == len(values)
+    (legend,) = figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == set(values)
 
 
 def test_without_runs_there_is_no_figure(tmp_path: Path) -> None:
