@@ -46,5 +46,5 @@ def draw_curve(plan: Plan, target: float) -> Figure:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
     return figure
