@@ -44,7 +44,6 @@ def plan_and_write(config: DictConfig) -> None:
     if not 0 < target <= 1:
         raise ValueError(f"capacity.target={target}: give a part of the bound, above 0 and up to 1")
     devices = gpu_rows(plan.curve, ModelSpec.from_config(values["model"]), settings)
-    print(as_text(plan, target, devices))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "capacity.csv").open("w", newline="", encoding="utf-8") as out:
         csv.writer(out).writerows(curve_rows(plan))
@@ -54,6 +53,8 @@ def plan_and_write(config: DictConfig) -> None:
     found["config"] = plain_json(values)
     (folder / "capacity.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     draw_curve(plan, target).savefig(folder / "capacity.png")
+    # Only now: a reader that goes away early, as `head` does, takes no file with it.
+    print(as_text(plan, target, devices))
     print(f"wrote {folder}/capacity.csv, .json and .png")
 
 

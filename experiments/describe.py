@@ -110,6 +110,11 @@ def _spread(values: Iterable[float]) -> dict[str, float]:
     return {"mean": float(array.mean()), **named, "max": float(array.max())}
 
 
+def _plain(number: float) -> str:
+    """Four digits or all before the point, never an exponent."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+
+
 def as_text(found: Mapping[str, Any]) -> str:
     """The same for a terminal."""
     rows: list[Sequence[str]] = [
@@ -124,8 +129,8 @@ def as_text(found: Mapping[str, Any]) -> str:
         ("reuse_seconds", "seconds until reuse"),
     ):
         spread = found[key]
-        text = f"mean {spread['mean']:,.4g}, median {spread['p50']:,.4g}, 90% {spread['p90']:,.4g}"
-        rows.append((name, f"{text}, 99% {spread['p99']:,.4g}, most {spread['max']:,.4g}"))
+        mean, median, p90, p99, most = (_plain(spread[key]) for key in ("mean", "p50", "p90", "p99", "max"))
+        rows.append((name, f"mean {mean}, median {median}, 90% {p90}, 99% {p99}, most {most}"))
     bounds = {key: f"{100 * value:.1f}%" for key, value in found["bounds"].items()}
     sizes = {key: f"{value:,.3g}" for key, value in found["working_set_gb"].items()}
     rows += [

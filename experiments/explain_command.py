@@ -81,6 +81,7 @@ def run(options: argparse.Namespace) -> str:
         "hardware": hardware.name,
         "prices": None if prices is None else prices.name,
         "currency": None if prices is None else prices.currency,
+        "least_tokens": 0 if prices is None else prices.least_tokens,
         "templates": [totals.as_dict() for totals in explainer.totals],
     }
     return json.dumps(found, indent=2) if options.json else traffic_text(found, options.top)

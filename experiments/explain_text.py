@@ -32,6 +32,8 @@ def traffic_text(found: Mapping[str, Any], top: int) -> str:
     total = {key: sum(cause[key] for cause in causes) for key in ("avoidable_tokens", "seconds", "money")}
     share = 100 / max(prompt_tokens, 1)
     prices = f" at {found['prices']}'s prices" if found["prices"] else ""
+    if found["least_tokens"]:
+        prices += f" (which cache no prompt shorter than {found['least_tokens']:,} tokens)"
     lines = [
         f"{found['trace']}, {found['model']}: {found['requests']:,} prompts, {prompt_tokens:,} tokens",
         f"{share * found['cached_tokens']:.1f}% cached; avoidable: {share * total['avoidable_tokens']:.1f}%, "

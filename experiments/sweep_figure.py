@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from hybridcache.experiments.policy_style import policy_styles
 
@@ -56,6 +56,9 @@ def draw_lines(points: Sequence[Point], drawn: Mapping[str, Any], title: str = "
             axes.set_ylabel(drawn["labels"][metric] if not column else "")
             if drawn.get("log_y", False):
                 axes.set_yscale("log")
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+                axes.yaxis.set_minor_locator(NullLocator())
+                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             else:
                 axes.set_ylim(bottom=0)
     _legend(figure)

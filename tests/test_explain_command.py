@@ -85,6 +85,9 @@ def test_expiry_under_a_price_file_is_the_caches(tmp_path: Path, capsys: pytest.
         (template,) = explained(capsys, str(path), "--prices", "claude_sonnet_4")["templates"]
         assert [cause["kind"] for cause in template["causes"]] == [reason]
         assert template["causes"][0]["avoidable_tokens"] > 1_000
+        assert main(["explain", str(path), "--prices", "claude_sonnet_4"]) == 0
+        printed = capsys.readouterr().out
+        assert "at claude_sonnet_4's prices (which cache no prompt shorter than 1,024 tokens)" in printed
         (kept,) = explained(capsys, str(path), "--prices", "claude_sonnet_4_hour")["templates"]
         assert not {cause["kind"] for cause in kept["causes"]} & {"expired", "forgotten"}
 

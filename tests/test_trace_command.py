@@ -51,6 +51,13 @@ def test_describe_agrees_with_the_bounds_of_reports(
     assert "working set" in capsys.readouterr().out
 
 
+def test_long_lengths_are_printed_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "describe", "agent", "limit=5", "tool_prompt_tokens=15000"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "input tokens" in line)
+    assert "e+" not in line
+    assert int(line.split()[-1].replace(",", "")) > 10_000
+
+
 class Listed:
     """A trace of given requests: (seconds, tokens of the input); each answers with one token of its own."""
 
