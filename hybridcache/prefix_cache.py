@@ -346,8 +346,9 @@ class PrefixCache:
     ) -> Wait | None:
         """The Wait that `acquire` would give now, for a prompt that nothing else would come of yet."""
         store, raw = self.store, tokens.tobytes()
-        root = store.tree.root(namespace)
-        leases = self.leases.values()
+        root, leases = store.tree.roots.get(namespace), self.leases.values()
+        if root is None:
+            return None
         if longest_pending(leases, root, raw, 0, store.blocks.block_size, waited) is None:
             return None
         return ask_to_wait(store, leases, root, raw, store.tree.match(root, raw, now).hit, waited)

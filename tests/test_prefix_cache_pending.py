@@ -9,6 +9,8 @@ from hybridcache.namespace import Namespace
 from hybridcache.policies.build import build_admission, build_eviction
 from hybridcache.spec import ModelSpec
 from tests.cache_driver import Driver, Request
+from tests.serving import text
+from tests.simulated import Simulated
 from tests.toy_spec import ATTENTION_ONLY, HYBRID, RECURRENT_ONLY
 
 SPECS = [HYBRID, ATTENTION_ONLY, RECURRENT_ONLY]
@@ -171,3 +173,16 @@ def test_a_wait_changes_nothing_but_the_plan() -> None:
     driver.submit([*COMMON[:5], 70])
     assert first.lease.planned == [5, 10]
     assert driver.cache.usage() == before and len(driver.cache.leases) == 1
+
+
+def test_a_salt_that_only_waited_leaves_nothing() -> None:
+    served = Simulated(max_num_seqs=4, max_num_batched_tokens=16)
+    roots = served.cache.store.tree.roots
+    first = served.submit(text(160, 1))
+    waiting = [served.submit(text(100, 2), namespace=Namespace(salt=f"tenant {i}")) for i in range(3)]
+    served.step()
+    assert first.lease is not None and all(request.looked_at for request in waiting), "they looked"
+    for request in waiting:
+        assert served.engine.abort(request.id)
+    assert list(roots) == [first.namespace]
+    served.run()
