@@ -119,6 +119,7 @@ def test_a_port_in_use_is_said_before_the_model_is_loaded(capsys: pytest.Capture
         (["tiny", "--port", "99999"], "--port 99999"),
         (["tiny", "--host", "256.0.0.1.1"], "no address to listen on"),
         (["tiny", "shutdown_seconds=-1"], "shutdown_seconds=-1"),
+        (["tiny", "shutdown_seconds=inf"], "shutdown_seconds=inf"),
         (["tiny", "max_queue=-1"], "max_queue=-1"),
         (["tiny", "--api-key", ""], "an API key is empty"),
         (["tiny", "--max-model-len", "1"], "max_model_len=1"),

@@ -53,8 +53,8 @@ def serve(options: argparse.Namespace) -> None:
     """Serve until a signal ends it. Raises ValueError, OSError, Hydra's errors for what the user can mend."""
     settings = serve_settings(options.overrides)
     grace_seconds = settings.pop("shutdown_seconds")
-    if not isinstance(grace_seconds, int | float) or not grace_seconds >= 0:
-        raise ValueError(f"shutdown_seconds={grace_seconds!r}: give seconds, at least 0")
+    if not isinstance(grace_seconds, int | float) or not 0 <= grace_seconds < float("inf"):
+        raise ValueError(f"shutdown_seconds={grace_seconds!r}: give seconds, at least 0 and not infinite")
     keys = tuple(options.api_key or ())
     names = tuple(options.served_model_name or [options.model])
     server_settings = ServerSettings(names, keys)
