@@ -4,11 +4,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from hybridcache.node import FOREVER, Node
+from hybridcache.policies.columns import KIND_NAMES
 from hybridcache.prefix_cache import PrefixCache
 from hybridcache.stats import Usage
 
-KIND_NAMES = ("final", "branch", "prompt_end", "interval")
-"""Of the kinds in policies/columns.py."""
 NAMESPACE_DIGITS = 16
 """Of a namespace's key, in hex: a salt is a tenant's secret and is not shown."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 from hybridcache.histogram import Histogram
-from hybridcache.policies.columns import NUM_KINDS
+from hybridcache.policies.columns import KIND_NAMES, NUM_KINDS
 
 EVICTION_BOUNDS = tuple(a * 10.0**b for b in range(-5, 1) for a in (1, 2.5, 5))
 """Seconds, of the eviction histogram."""
@@ -50,6 +50,11 @@ class CacheStats:
             admitted_by_kind=self.admitted_by_kind.copy(),
             eviction_seconds=self.eviction_seconds.copy(),
         )
+
+    @property
+    def admitted_by_reason(self) -> dict[str, int]:
+        """`admitted_by_kind` by the names of the kinds."""
+        return dict(zip(KIND_NAMES, self.admitted_by_kind, strict=True))
 
     def lose(self, reason: str, num_tokens: int) -> None:
         """Count tokens that were not hit."""

@@ -10,7 +10,9 @@ FINAL, BRANCH, PROMPT_END, INTERVAL = range(4)
 """Kinds of position: a request's end, a branch point, the end of a prompt (or of its last user
 turn), a multiple of n tokens."""
 
-NUM_KINDS = 4
+KIND_NAMES = ("final", "branch", "prompt_end", "interval")
+"""By kind, as people and counters are told."""
+NUM_KINDS = len(KIND_NAMES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Endpoints about the server itself: /health, /version, /flush_cache."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -8,7 +7,8 @@ from starlette.responses import JSONResponse
 
 from hybridcache import __version__
 from hybridcache.server.body import Body
-from hybridcache.server.errors import ApiError, refused
+from hybridcache.server.errors import ApiError
+from hybridcache.server.off_loop import off_loop
 from hybridcache.worker import Worker
 
 
@@ -38,10 +38,7 @@ def admin_routes(worker: Worker) -> APIRouter:
         """Forget what is cached, of one salt or of all; requests that run go on."""
         if body is not None and body.cache_salt == "":
             raise ApiError(400, "cache_salt='': give a text that is not empty, or none", param="cache_salt")
-        try:
-            await asyncio.to_thread(worker.flush, None if body is None else body.cache_salt)
-        except Exception as error:
-            raise refused(error) from error
+        await off_loop(lambda: worker.flush(None if body is None else body.cache_salt))
         return {"status": "ok"}
 
     return router

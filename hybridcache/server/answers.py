@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from hybridcache.request_output import Chunk
-from hybridcache.server.errors import ApiError, failed, refused
+from hybridcache.server.errors import ApiError, failed
+from hybridcache.server.off_loop import off_loop
 from hybridcache.worker import RequestOutput, Stream
 
 
@@ -29,10 +30,7 @@ class Answers:
     @classmethod
     async def to(cls, submit: Callable[[], Sequence[Stream]], n: int = 1) -> "Answers":
         """What ``submit`` queues, which may take its time (it encodes texts). Raises ApiError."""
-        try:
-            return cls(await asyncio.to_thread(submit), n)
-        except Exception as error:
-            raise refused(error) from error
+        return cls(await off_loop(submit), n)
 
     def abort(self) -> None:
         """End what has not ended."""

@@ -1,7 +1,5 @@
 """GET /cache, what is cached and what would go next; POST /cache/explain, where a prompt would leave it."""
 
-import asyncio
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -9,9 +7,10 @@ from starlette.responses import JSONResponse
 
 from hybridcache.server.chat_body import ChatFields
 from hybridcache.server.chat_message import ChatMessage
-from hybridcache.server.errors import ApiError, refused
+from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import SALT_HEADER
 from hybridcache.server.models_list import ServedModels
+from hybridcache.server.off_loop import off_loop
 from hybridcache.worker import Worker
 
 MOST_NODES = 100_000
@@ -32,7 +31,7 @@ def cache_routes(worker: Worker) -> APIRouter:
     @router.get("/cache")
     async def cache(limit: Annotated[int, Query(ge=1, le=MOST_NODES)] = 1_000) -> JSONResponse:
         """Nodes of the tree, bytes, scores, and the order in which they would be evicted."""
-        return JSONResponse(await _in_thread(lambda: worker.picture(limit).as_dict()))
+        return JSONResponse(await off_loop(lambda: worker.picture(limit).as_dict()))
 
     @router.post("/cache/explain")
     async def explain(body: ExplainBody, request: Request) -> JSONResponse:
@@ -46,14 +45,6 @@ def cache_routes(worker: Worker) -> APIRouter:
             prompt = body.chat(worker) if body.prompt is None else body.prompt
             return worker.explain(prompt, cache_salt=salt).as_dict()
 
-        return JSONResponse(await _in_thread(act), headers=headers)
+        return JSONResponse(await off_loop(act), headers=headers)
 
     return router
-
-
-async def _in_thread(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``act`` gives, between two steps of the engine. Raises ApiError."""
-    try:
-        return await asyncio.to_thread(act)
-    except Exception as error:
-        raise refused(error) from error

@@ -1,6 +1,5 @@
 """POST /v1/messages, Anthropic's form of a chat."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 from uuid import uuid4
@@ -12,9 +11,10 @@ from starlette.responses import JSONResponse, Response
 from hybridcache.request_output import Sample
 from hybridcache.server.answers import Answers
 from hybridcache.server.client import EventStream, event, unless_gone
-from hybridcache.server.errors import ApiError, refused
+from hybridcache.server.errors import ApiError
 from hybridcache.server.messages_body import CountBody, MessagesBody
 from hybridcache.server.models_list import ServedModels
+from hybridcache.server.off_loop import off_loop
 from hybridcache.text_codec import ChatPrompt
 from hybridcache.worker import Stream, Worker
 
@@ -116,10 +116,7 @@ def message_routes(worker: Worker, models: ServedModels) -> APIRouter:
         """Tokens of the prompt that a body makes."""
         headers = models.headers(body.ignored())
         models.check(body.model)
-        try:
-            prompt = await asyncio.to_thread(body.chat, worker)
-        except Exception as error:
-            raise refused(error) from error
+        prompt = await off_loop(lambda: body.chat(worker))
         return JSONResponse({"input_tokens": len(prompt.token_ids)}, headers=headers)
 
     return router

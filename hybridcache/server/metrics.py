@@ -1,6 +1,5 @@
 """GET /metrics: a worker's counters for Prometheus, under the names that vLLM and SGLang use for them."""
 
-import asyncio
 from collections.abc import Iterable, Iterator
 
 from fastapi import APIRouter
@@ -17,13 +16,11 @@ from starlette.responses import Response
 
 from hybridcache.histogram import Histogram
 from hybridcache.loss import LOSS_REASONS
-from hybridcache.server.errors import refused
+from hybridcache.server.off_loop import off_loop
 from hybridcache.worker import Worker
 from hybridcache.worker_stats import WorkerStats
 
 PREFIX = "hybridcache:"
-CHECKPOINT_REASONS = ("final", "branch", "prompt_end", "interval")
-"""By the kinds of policies/columns.py."""
 
 
 class WorkerCollector(Collector):
@@ -108,7 +105,7 @@ class WorkerCollector(Collector):
         yield self._gauge("cache_free_bytes", "held by nobody; with cache_bytes the budget", usage.free)
         yield self._gauge("cache_budget_bytes", "for both pools together", usage.budget)
         yield self._gauge("state_checkpoints", "checkpoints in the tree", stats.num_checkpoints)
-        admitted = zip(CHECKPOINT_REASONS, stats.cache.admitted_by_kind, strict=True)
+        admitted = stats.cache.admitted_by_reason.items()
         yield self._counters(
             "state_checkpoints_admitted", "checkpoints kept, by the reason", "reason", admitted
         )
@@ -148,11 +145,7 @@ def metric_routes(worker: Worker, model_name: str) -> APIRouter:
     @router.get("/metrics")
     async def metrics() -> Response:
         """Taken after the running step."""
-        try:
-            return Response(
-                await asyncio.to_thread(generate_latest, registry), media_type=CONTENT_TYPE_LATEST
-            )
-        except Exception as error:
-            raise refused(error) from error
+        text = await off_loop(lambda: generate_latest(registry))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router

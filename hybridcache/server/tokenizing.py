@@ -1,7 +1,5 @@
 """POST /tokenize and /detokenize, as vLLM has them."""
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,8 +8,9 @@ from starlette.responses import JSONResponse
 from hybridcache.server.body import Body
 from hybridcache.server.chat_body import ChatFields
 from hybridcache.server.chat_message import ChatMessage
-from hybridcache.server.errors import ApiError, refused
+from hybridcache.server.errors import ApiError
 from hybridcache.server.models_list import ServedModels
+from hybridcache.server.off_loop import off_loop
 from hybridcache.worker import Worker
 
 
@@ -53,7 +52,7 @@ def tokenizing_routes(worker: Worker, models: ServedModels) -> APIRouter:
             found = {"count": len(tokens), "max_model_len": models.max_model_len, "tokens": tokens}
             return found | ({"token_strs": worker.codec.texts(tokens)} if body.return_token_strs else {})
 
-        return JSONResponse(await _in_thread(encode), headers=headers)
+        return JSONResponse(await off_loop(encode), headers=headers)
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> JSONResponse:
@@ -64,15 +63,7 @@ def tokenizing_routes(worker: Worker, models: ServedModels) -> APIRouter:
         if wrong:
             last = models.vocab_size - 1
             raise ApiError(400, f"token {wrong[0]}: the vocabulary is 0 to {last}", param="tokens")
-        text = await _in_thread(lambda: {"prompt": worker.codec.text(body.tokens)})
+        text = await off_loop(lambda: {"prompt": worker.codec.text(body.tokens)})
         return JSONResponse(text, headers=headers)
 
     return router
-
-
-async def _in_thread(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``act`` gives, which may take its time. Raises ApiError."""
-    try:
-        return await asyncio.to_thread(act)
-    except Exception as error:
-        raise refused(error) from error
