@@ -41,6 +41,8 @@ def audit(store: CachedTree, leases: dict[int, Lease]) -> None:
     assert num_nodes == store.table.num_nodes, (num_nodes, store.table.num_nodes)
     _audit_pool(store.blocks, np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int64))
     _audit_pool(store.slots, np.array(slots, dtype=np.int64))
+    assert store.table.resumable.sum() <= num_nodes
+    assert len(store.ghost.gone) == store.ghost.recount_facts(), "a remembered position lost its facts"
     budget = store.budget
     assert budget.used_bytes == sum(budget.used.values()) <= budget.peak_bytes <= budget.budget_bytes, budget
     assert all(budget.used[pool] <= budget.limits[pool] for pool in budget.used), budget
@@ -67,6 +69,7 @@ def _audit_node(store: CachedTree, node: Node, pins: int, slot_pins: int, attach
         assert not len(node.blocks), node
     assert table.nodes[row] is node and table.depth[row] == node.stop, node
     assert table.children[row] == len(node.children), node
+    assert table.resumable[row] == (node.slot is not None or not store.recurrent), node
     assert table.expires_at[row] == node.expires_at, node
     assert table.slot_expires_at[row] == node.slot_expires_at, node
     assert min(node.expires_at, node.slot_expires_at) >= store.next_expiry or not attached, node

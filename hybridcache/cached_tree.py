@@ -41,8 +41,8 @@ class CachedTree:
         self.slots = SlotPool(spec.checkpoint_bytes, budget)
         self.tree = RadixTree(block_size if spec.kv_bytes_per_token else 0, self.recurrent)
         self.table = NodeTable()
-        self.evictor = Evictor(self.table, eviction)
         self.ghost = Ghost()
+        self.evictor = Evictor(self.table, eviction, self.ghost.gone)
         self.stats = CacheStats()
         self.next_expiry = FOREVER
         """Nothing expires before this time, seconds."""
@@ -60,6 +60,7 @@ class CachedTree:
         table.accessed[upper_row] = table.accessed[row]
         table.path_accessed[upper_row] = table.path_accessed[row]
         table.clock[upper_row] = table.clock[row]
+        table.resumable[upper_row] = not self.recurrent
         self.changed(upper)
         self.changed(node)
         return upper
@@ -110,7 +111,8 @@ class CachedTree:
                 parent, node = node, self.tree.append(node, rest, taken)
                 node.expires_at = expires_at
                 self.next_expiry = min(self.next_expiry, expires_at)
-                self.table.add(node, now, self.evictor.policy.clock)
+                row = self.table.add(node, now, self.evictor.policy.clock)
+                self.table.resumable[row] = not self.recurrent
                 self.changed(node)
                 self.live_until(parent, expires_at)
                 self.tidy(parent)
@@ -236,11 +238,11 @@ class CachedTree:
 
     # Checkpoints
 
-    def attach(self, node: Node, slot: int, kind: int, now: float, expires_at: float) -> bool:
+    def attach(self, node: Node, slot: int, kind: int, now: float, expires_at: float, hits: int = 0) -> bool:
         """Keep ``slot`` as the checkpoint of ``node``; False when it has a live one already.
 
         An expired one is given a new life: the states of one position are equal. Takes the slot
-        over, or frees it. The KV it needs lives as long.
+        over, or frees it. The KV it needs lives as long. ``hits`` are those of its earlier lives.
         """
         self.live_until(node, expires_at)
         if node.slot is not None:
@@ -257,7 +259,8 @@ class CachedTree:
         node.slot = slot
         table.anchor[row] = 0 if above is None else above.stop
         table.kind[row] = kind
-        table.hits[row] = 0
+        table.hits[row] = hits
+        table.resumable[row] = True
         table.accessed[row] = table.path_accessed[row] = now
         table.clock[row] = self.evictor.policy.clock
         table.first_out[row] = table.used[row] = False
@@ -267,6 +270,8 @@ class CachedTree:
             self._set_anchor(node, node.stop)
         self.stats.checkpoints_admitted += 1
         self.stats.admitted_by_kind[kind] += 1
+        if self.evictor.policy.remembers and len(self.ghost):
+            self.ghost.forget(self.tree.prefix_hash(node).intdigest())
         return True
 
     def drop_slot(self, node: Node) -> None:
@@ -274,6 +279,7 @@ class CachedTree:
         assert node.slot is not None and not node.slot_pins, node
         self.slots.free(node.slot)
         node.slot = None
+        self.table.resumable[node.row] = False
         self.renew_slot(node, FOREVER)
         if node.children:
             self._set_anchor(node, int(self.table.anchor[node.row]))

@@ -68,7 +68,9 @@ class CheckpointTaker:
                 self.book.insert(lease, position, now)
                 node = self.store.node_at(lease.node, position)
                 kind = lease.kinds[position]
-                if self.store.attach(node, slot, kind, now, now + lease.ttl_seconds) and kind == INTERVAL:
+                hits = lease.revived.get(position, 0)
+                taken = self.store.attach(node, slot, kind, now, now + lease.ttl_seconds, hits)
+                if taken and kind == INTERVAL:
                     lease.interval_nodes.append(node)
             else:
                 self.store.slots.free(slot)

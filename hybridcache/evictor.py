@@ -7,9 +7,10 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridcache.gone_table import GoneTable
 from hybridcache.node import Node
 from hybridcache.node_table import LEAF, NodeTable
-from hybridcache.policies.columns import Columns
+from hybridcache.policies.columns import Columns, Facts
 from hybridcache.policies.eviction import EvictionPolicy
 
 SHARE_PER_SCORING = 0.02
@@ -25,14 +26,16 @@ class Evictor:
     cache: the failure is logged and counted, and the least recently used node goes instead.
     """
 
-    __slots__ = ("table", "policy", "num_scorings", "num_policy_errors", "_queue")
+    __slots__ = ("table", "policy", "num_scorings", "num_policy_errors", "_gone", "_queue")
 
-    def __init__(self, table: NodeTable, policy: EvictionPolicy) -> None:
+    def __init__(self, table: NodeTable, policy: EvictionPolicy, gone: GoneTable | None = None) -> None:
+        """``gone``: facts of the positions that are remembered."""
         self.table = table
         self.policy = policy
         self.num_scorings = 0
         """How often all candidates were scored."""
         self.num_policy_errors = 0
+        self._gone = GoneTable() if gone is None else gone
         self._queue: deque[tuple[Node, int]] = deque()
         try:
             scores = np.asarray(policy.score(Columns.blank(3), 0.0))
@@ -74,6 +77,8 @@ class Evictor:
         """Tell the policy that a request resumes at the node of ``row``."""
         try:
             self.policy.on_hit(self.table.facts(row), now)
+            if self.policy.wants_census:
+                self._census(now)
         except Exception:
             self._failed()
 
@@ -83,6 +88,19 @@ class Evictor:
             self.policy.on_evict(self.table.facts(row), now)
         except Exception:
             self._failed()
+
+    def returned(self, facts: Facts, now: float) -> None:
+        """Tell the policy that a request would have resumed at a remembered position of these facts."""
+        try:
+            self.policy.on_return(facts, now)
+            if self.policy.wants_census:
+                self._census(now)
+        except Exception:
+            self._failed()
+
+    def _census(self, now: float) -> None:
+        """Show the policy what is in the tree, and what is remembered."""
+        self.policy.census(self.table.census().and_also(self._gone.census()), now)
 
     def _serves(self, node: Node, frees_state: bool, frees_kv: bool) -> bool:
         if frees_state and node.slot is None:

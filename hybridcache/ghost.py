@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hybridcache.gone_table import GoneTable
+from hybridcache.policies.columns import Facts
 from hybridcache.pool import grown
-from hybridcache.prefix_hash import Digest, PrefixHash, extended
+from hybridcache.prefix_hash import Digest, PrefixHash
 from hybridcache.tail_filter import TAIL_TOKENS, Tail, TailFilter
 from hybridcache.tokens import TOKEN_BYTES
 
@@ -34,17 +36,28 @@ class GhostEntry(NamedTuple):
     """Whether it had a checkpoint."""
 
 
+class Passed(NamedTuple):
+    """A remembered position, with facts, that a prompt passes."""
+
+    position: int
+    """Tokens from the start of the prompt."""
+    digest: Digest
+
+
 class Remembered(NamedTuple):
-    """The deepest remembered positions of a prompt."""
+    """The deepest remembered positions of a prompt, and all that have facts."""
 
     checkpoint: GhostEntry | None
     """In (hit, matched]: a checkpoint that went while its path stayed."""
     beyond: GhostEntry | None
     """In (matched, len(prompt)]: a path that went."""
+    passed: tuple[Passed, ...] = ()
+    """Positions in (hit, len(prompt)) with facts, ascending."""
 
 
 NOTHING = Remembered(None, None)
-NO_ENTRY = (GhostEntry(-1, 0, Gone.EVICTED, False), 0)
+NO_ROW = -1
+NO_ENTRY = (GhostEntry(-1, 0, Gone.EVICTED, False), 0, NO_ROW)
 
 
 class Ghost:
@@ -58,10 +71,12 @@ class Ghost:
     cost that follows the prompt and not the number of entries.
     """
 
-    __slots__ = ("_entries", "_at_depth", "_known", "_tails")
+    __slots__ = ("gone", "_entries", "_at_depth", "_known", "_tails")
 
     def __init__(self) -> None:
-        self._entries: dict[Digest, tuple[GhostEntry, Tail]] = {}
+        self.gone = GoneTable()
+        """The facts of those remembered with facts."""
+        self._entries: dict[Digest, tuple[GhostEntry, Tail, int]] = {}
         """In the order of their making: the first is the oldest."""
         self._at_depth = np.zeros(4096, dtype=np.int32)
         """Entries of each depth."""
@@ -72,7 +87,9 @@ class Ghost:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def remember(self, digest: Digest, tail: Tail, entry: GhostEntry, live_nodes: int) -> None:
+    def remember(
+        self, digest: Digest, tail: Tail, entry: GhostEntry, live_nodes: int, facts: Facts | None = None
+    ) -> None:
         """Add a position, or renew it; forget the oldest beyond the bound for ``live_nodes``.
 
         ``tail`` is made of the two tokens before it. A position before the second token is not kept.
@@ -84,14 +101,14 @@ class Ghost:
         bound = max(LEAST_ENTRIES, ENTRIES_PER_NODE * live_nodes)
         while len(self._entries) >= bound:
             self.forget(next(iter(self._entries)))
-        self._entries[digest] = entry, tail
+        self._entries[digest] = entry, tail, NO_ROW if facts is None else self.gone.add(facts)
         if depth >= len(self._known):
             self._at_depth = grown(self._at_depth, depth + 1)
             self._known = grown(self._known, depth + 1)
         self._at_depth[depth] += 1
         self._known[depth] = True
         if len(self._entries) > self._tails.num_entries:
-            self._tails = TailFilter(2 * len(self._entries), (tail for _, tail in self._entries.values()))
+            self._tails = TailFilter(2 * len(self._entries), (tail for _, tail, _ in self._entries.values()))
         else:
             self._tails.add(tail)
 
@@ -99,7 +116,9 @@ class Ghost:
         """Remove the entry of ``digest``, when there is one."""
         known = self._entries.pop(digest, None)
         if known is not None:
-            entry, tail = known
+            entry, tail, row = known
+            if row != NO_ROW:
+                self.gone.remove(row)
             left = int(self._at_depth[entry.depth]) - 1
             self._at_depth[entry.depth] = left
             self._known[entry.depth] = left > 0
@@ -126,17 +145,29 @@ class Ghost:
         ``prefix`` is the hash of the prompt's first ``base`` tokens, its hit.
         """
         checkpoint = beyond = None
-        for position in reversed(positions):
-            if beyond is not None and position > matched:
-                continue
-            digest = extended(prefix, prompt[base * TOKEN_BYTES : position * TOKEN_BYTES]).intdigest()
-            entry, _ = self._entries.get(digest, NO_ENTRY)
+        passed: list[Passed] = []
+        running, at = prefix.copy(), base
+        for position in positions:
+            running.update(prompt[at * TOKEN_BYTES : position * TOKEN_BYTES])
+            digest, at = running.intdigest(), position
+            entry, _, row = self._entries.get(digest, NO_ENTRY)
             if entry.depth != position:
                 continue
+            # A checkpoint at the prompt's very end would be of no use to it.
+            before_end = position * TOKEN_BYTES < len(prompt)
+            if row != NO_ROW and before_end:
+                passed.append(Passed(position, digest))
             if position > matched:
                 beyond = entry
-            elif entry.checkpoint and position * TOKEN_BYTES < len(prompt):
-                # A checkpoint at the prompt's very end would be of no use to it.
+            elif entry.checkpoint and before_end:
                 checkpoint = entry
-                break
-        return Remembered(checkpoint, beyond)
+        return Remembered(checkpoint, beyond, tuple(passed))
+
+    def recount_facts(self) -> int:
+        """Entries that have facts, counted one by one."""
+        return sum(row != NO_ROW for _, _, row in self._entries.values())
+
+    def row(self, digest: Digest) -> int | None:
+        """The row of a remembered position's facts in ``gone``; None when there is none (any longer)."""
+        row = self._entries.get(digest, NO_ENTRY)[2]
+        return None if row == NO_ROW else row

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridcache.node import FOREVER, Node
-from hybridcache.policies.columns import FINAL, Columns, Facts
+from hybridcache.policies.columns import FINAL, Census, Columns, Facts
 from hybridcache.pool import grown
 
 NOT_EVICTABLE, LEAF, INNER = range(3)
@@ -18,7 +18,8 @@ class NodeTable:
     __slots__ = (
         "nodes", "size", "num_nodes", "_free", "_views",
         "accessed", "path_accessed", "hits", "children", "kind", "flops_saved", "bytes_freed", "depth",
-        "clock", "state", "anchor", "first_out", "used", "expires_at", "slot_expires_at",
+        "clock", "state", "anchor", "first_out", "used", "resumable", "expires_at",
+        "slot_expires_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -49,6 +50,8 @@ class NodeTable:
         checkpoint that nothing resumed at although a final one below it was resumed at."""
         self.used = np.zeros(n, dtype=np.bool_)
         """Whether a request resumed at the checkpoint that the node holds now."""
+        self.resumable = np.zeros(n, dtype=np.bool_)
+        """Whether a request can resume at the node: it holds a checkpoint, or the model needs none."""
         self.expires_at = np.full(n, FOREVER)
         """Seconds."""
         self.slot_expires_at = np.full(n, FOREVER)
@@ -80,6 +83,7 @@ class NodeTable:
         self.anchor[row] = 0
         self.first_out[row] = False
         self.used[row] = False
+        self.resumable[row] = False
         self.expires_at[row] = node.expires_at
         self.slot_expires_at[row] = FOREVER
         return row
@@ -89,6 +93,7 @@ class NodeTable:
         row = node.row
         self.nodes[row] = None
         self.state[row] = NOT_EVICTABLE
+        self.resumable[row] = False
         self.expires_at[row] = self.slot_expires_at[row] = FOREVER
         self._free.append(row)
         self.num_nodes -= 1
@@ -115,7 +120,15 @@ class NodeTable:
         return Facts(
             self.accessed.item(row), self.hits.item(row), self.children.item(row), self.kind.item(row),
             self.flops_saved.item(row), self.bytes_freed.item(row), self.clock.item(row),
+            self.depth.item(row),
         )  # fmt: skip
+
+    def census(self) -> Census:
+        """Copies of the rows that a request could resume at."""
+        rows = self.resumable[: self.size].nonzero()[0]
+        return Census(
+            self.accessed[rows], self.hits[rows], self.children[rows], self.kind[rows], self.depth[rows]
+        )
 
     def evictable(self, leaves_only: bool) -> NDArray[np.int64]:
         """Rows [n] that can be evicted now, ascending."""
@@ -131,7 +144,7 @@ class NodeTable:
     def _grow(self) -> None:
         old = len(self.state)
         for name in ("accessed", "path_accessed", "hits", "children", "kind", "flops_saved", "bytes_freed",
-                     "depth", "clock", "state", "anchor", "first_out", "used", "expires_at",
+                     "depth", "clock", "state", "anchor", "first_out", "used", "resumable", "expires_at",
                      "slot_expires_at"):  # fmt: skip
             setattr(self, name, grown(getattr(self, name), 2 * old))
         self._views = None

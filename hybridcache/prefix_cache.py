@@ -7,7 +7,7 @@ from hybridcache.audit import audit
 from hybridcache.cached_tree import CachedTree
 from hybridcache.checkpoint_plan import make_plan
 from hybridcache.checkpoint_taker import CheckpointTaker
-from hybridcache.ghost import NOTHING
+from hybridcache.ghost import NOTHING, Remembered
 from hybridcache.lease import Lease, StateCopy, StateEmit, Wait
 from hybridcache.lease_book import LeaseBook
 from hybridcache.loss import Lookup, lost_tokens
@@ -19,6 +19,7 @@ from hybridcache.policies.columns import FINAL
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import Ids, MemoryBudget
 from hybridcache.reclaimer import held_by
+from hybridcache.revival import revive
 from hybridcache.spec import ModelSpec
 from hybridcache.stats import CacheStats, PoolUsage, Usage
 from hybridcache.tokens import TOKEN_BYTES, TokenIds, as_token_ids
@@ -215,7 +216,7 @@ class PrefixCache:
         if match.matched and not self._book.fits_shared(match, num_prompt + max_tokens - 1):
             match = Match(root, None, 0, root, 0)
         path_goes_on = match.partial is not None or bool(match.node.children)
-        lost = self._losses(match, raw, path_goes_on, boundaries)
+        lost, remembered = self._losses(match, raw, path_goes_on, boundaries)
         lease = self._book.open(root, raw, match, reserve, now)
         if lease is None:
             return None
@@ -229,6 +230,8 @@ class PrefixCache:
         lease.lost = lost
         if first:
             self._count(lease)
+            if remembered.passed:
+                revive(lease, remembered.passed, store, now)
         self._book.touch(lease, now)
         return lease
 
@@ -355,8 +358,8 @@ class PrefixCache:
 
     def _losses(
         self, match: Match, prompt: bytes, path_goes_on: bool, boundaries: Sequence[int]
-    ) -> dict[str, int]:
-        """Tokens of ``prompt`` that are lost, by reason. Modifies nothing but the hashes nodes remember."""
+    ) -> tuple[dict[str, int], Remembered]:
+        """Tokens of ``prompt`` lost, by reason, and what is remembered of it. Modifies only nodes' hashes."""
         store, num_prompt, base = self.store, len(prompt) // TOKEN_BYTES, match.resume.stop
         remembered = NOTHING
         if match.hit < num_prompt - 1 and (positions := store.ghost.may_know(prompt, base)):
@@ -364,7 +367,7 @@ class PrefixCache:
             remembered = store.ghost.look_up(positions, prefix, prompt, base, match.matched)
         block_size = store.blocks.block_size
         lookup = Lookup(num_prompt, match.hit, match.matched, path_goes_on, boundaries, block_size)
-        return lost_tokens(lookup, remembered)
+        return lost_tokens(lookup, remembered), remembered
 
     def _count(self, lease: Lease) -> None:
         stats = self.store.stats

@@ -170,7 +170,9 @@ class Reclaimer:
         entry = GhostEntry(node.stop, int(store.table.hits[node.row]), reason, node.slot is not None)
         tree = store.tree
         digest = tree.prefix_hash(node).intdigest()
-        store.ghost.remember(digest, tree.tail(node), entry, store.table.num_nodes)
+        learns = store.evictor.policy.remembers and bool(store.table.resumable[node.row])
+        facts = store.table.facts(node.row) if learns else None
+        store.ghost.remember(digest, tree.tail(node), entry, store.table.num_nodes, facts)
 
     def _rows_before(self, expiry: NDArray[np.float64], now: float) -> list[Node]:
         """Nodes whose ``expiry`` (a column of the table) has come, the deepest first."""

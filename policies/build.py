@@ -17,11 +17,12 @@ from hybridcache.policies.hit_density import HitDensity
 from hybridcache.policies.lfu import Lfu
 from hybridcache.policies.lru import Lru
 from hybridcache.policies.marconi import Marconi
+from hybridcache.policies.reuse_rate import ReuseRate
 
 T = TypeVar("T")
 
 EVICTION: dict[str, Callable[..., EvictionPolicy]] = {
-    policy.name: policy for policy in (Lru, BlockLru, Lfu, Gdsf, Marconi, AgeDensity, HitDensity)
+    policy.name: policy for policy in (Lru, BlockLru, Lfu, Gdsf, Marconi, AgeDensity, HitDensity, ReuseRate)
 }
 ADMISSION: dict[str, Callable[..., AdmissionPolicy]] = {
     policy.name: policy for policy in (AllBlocks, EveryN, FinalOnly, BranchAndFinal, BranchFinalPrompt)

@@ -68,3 +68,24 @@ class Facts(NamedTuple):
     flops_saved: float
     bytes_freed: float
     clock: float
+    depth: int
+
+
+class Census(NamedTuple):
+    """Positions that a request could resume at, in the tree or remembered; shape [n] each, as in Columns."""
+
+    accessed: NDArray[np.float64]
+    hits: NDArray[np.int64]
+    children: NDArray[np.int64]
+    kind: NDArray[np.int8]
+    depth: NDArray[np.int64]
+
+    def and_also(self, others: "Census") -> "Census":
+        """Both together."""
+        return Census(
+            np.concatenate((self.accessed, others.accessed)),
+            np.concatenate((self.hits, others.hits)),
+            np.concatenate((self.children, others.children)),
+            np.concatenate((self.kind, others.kind)),
+            np.concatenate((self.depth, others.depth)),
+        )

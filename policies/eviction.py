@@ -5,14 +5,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridcache.policies.columns import Columns, Facts
+from hybridcache.policies.columns import Census, Columns, Facts
 
 
 class EvictionPolicy:
     """Scores nodes; the lowest score goes first. Knows columns, and neither tree nor pools.
 
-    ``score`` modifies nothing. A policy that learns does so in ``on_hit`` and ``on_evict``, which
-    are called before the node's facts change. ``reset`` forgets everything learnt.
+    ``score`` modifies nothing. A policy that learns does so in the other methods; ``on_hit`` and
+    ``on_evict`` are called before the node's facts change. ``reset`` forgets everything learnt.
     """
 
     name: ClassVar[str]
@@ -22,6 +22,12 @@ class EvictionPolicy:
     """True when a leaf loses one block at a time, from its end."""
     relative: ClassVar[bool] = False
     """True when a node's score depends on the other rows: only candidates are shown then."""
+    remembers: ClassVar[bool] = False
+    """True when it learns from positions that went, too: facts of the remembered ones are kept,
+    ``on_return`` and ``census`` are called, and a remembered position that had been shared gets its
+    checkpoint back when a prompt passes it."""
+    wants_census: bool = False
+    """Set by a policy that ``remembers``, to be shown all positions after the present event."""
     clock: float = 0.0
     """A number the cache writes down for a node at each access (Columns.clock)."""
 
@@ -34,6 +40,12 @@ class EvictionPolicy:
 
     def on_evict(self, facts: Facts, now: float) -> None:
         """A node, or the checkpoint of an inner node, was evicted to make room."""
+
+    def on_return(self, facts: Facts, now: float) -> None:
+        """A prompt passes a position that went, and would have resumed there had it been kept."""
+
+    def census(self, positions: Census, now: float) -> None:
+        """All positions that are in the tree or remembered; called when ``wants_census``, which it clears."""
 
     def reset(self) -> None:
         """Back to the state of a new policy."""

@@ -227,7 +227,7 @@ def test_events_carry_the_facts_before_they_change() -> None:
     evictor.hit(4, 20.0)
     evictor.evicted(7, 30.0)
     expected = [
-        ("hit", Facts(6.0, 4, 0, 0, 0.0, 1.0, 0.0), 20.0),
-        ("evict", Facts(3.0, 7, 0, 0, 0.0, 1.0, 0.0), 30.0),
+        ("hit", Facts(6.0, 4, 0, 0, 0.0, 1.0, 0.0, 5), 20.0),
+        ("evict", Facts(3.0, 7, 0, 0, 0.0, 1.0, 0.0, 8), 30.0),
     ]
     assert seen == expected

@@ -16,8 +16,8 @@ from tests.serving import ADMISSIONS, EVICTIONS, KINDS, NAMESPACE, Serving, join
 RECURRENT = ["hybrid", "recurrent"]
 MEMORIES = ["unified", "split"]
 BY_HITS = ["lfu", "gdsf"]
-BY_FLOPS = ["marconi", "age_density", "gdsf", "hit_density"]
-BY_RECENCY = ["lru", "block_lru", "lfu", "marconi", "age_density", "hit_density"]
+BY_FLOPS = ["marconi", "age_density", "gdsf", "hit_density", "reuse_rate"]
+BY_RECENCY = ["lru", "block_lru", "lfu", "marconi", "age_density", "hit_density", "reuse_rate"]
 
 
 def columns(**facts: list[Any]) -> Columns:
@@ -74,8 +74,8 @@ def test_case_063_hit_density_learns_the_right_way_round() -> None:
     """A class that is hit and a class that is evicted: the first is worth more."""
     policy = build_eviction("hit_density")
     for i in range(1_000):
-        policy.on_hit(Facts(float(i), 2, 0, FINAL, 1e6, 1e3, 0.0), i + 5.0)
-        policy.on_evict(Facts(float(i), 0, 0, FINAL, 1e6, 1e3, 0.0), i + 20.0)
+        policy.on_hit(Facts(float(i), 2, 0, FINAL, 1e6, 1e3, 0.0, 100), i + 5.0)
+        policy.on_evict(Facts(float(i), 0, 0, FINAL, 1e6, 1e3, 0.0, 100), i + 20.0)
     scores = policy.score(columns(hits=[2, 0, 0], accessed=[199.0] * 3), 200.0)
     assert scores[0] > scores[1] > -1
 

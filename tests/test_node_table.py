@@ -17,7 +17,7 @@ def test_a_new_row() -> None:
     one.expires_at = 9.0
     row = table.add(one, now=3.0, clock=2.0)
     assert one.row == row == 0 and table.nodes[row] is one and (table.size, table.num_nodes) == (1, 1)
-    assert table.facts(row) == (table.facts(row).__class__(3.0, 0, 0, FINAL, 0.0, 1.0, 2.0))
+    assert table.facts(row) == (table.facts(row).__class__(3.0, 0, 0, FINAL, 0.0, 1.0, 2.0, 5))
     assert (table.depth[row], table.path_accessed[row], table.state[row]) == (5, 3.0, NOT_EVICTABLE)
     assert (table.expires_at[row], table.slot_expires_at[row]) == (9.0, FOREVER)
 

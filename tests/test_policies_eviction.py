@@ -67,6 +67,8 @@ def victim(name: str, nodes: Columns, **settings: float) -> int:
         ("age_density", {}, columns(accessed=[90.0, 10.0], flops_saved=[1.0, 2.9]), 1),
         ("age_density", {"tau_seconds": 1e6}, columns(accessed=[10.0, 90.0], flops_saved=[3.0, 1.0]), 1),
         ("hit_density", {}, columns(accessed=[99.0, 10.0]), 1),
+        ("reuse_rate", {}, columns(accessed=[99.0, 10.0]), 1),
+        ("reuse_rate", {}, columns(flops_saved=[8.0, 9.0], bytes_freed=[1.0, 2.0]), 1),
         ("hit_density", {}, columns(flops_saved=[8.0, 9.0], bytes_freed=[1.0, 2.0]), 1),
     ],
 )
@@ -75,11 +77,11 @@ def test_the_victim(name: str, values: dict[str, float], nodes: Columns, expecte
 
 
 USES = {
-    "accessed": {"lfu", "marconi", "age_density", "hit_density"},
+    "accessed": {"lfu", "marconi", "age_density", "hit_density", "reuse_rate"},
     "path_accessed": {"lru", "block_lru"},
     "hits": {"lfu", "gdsf"},
-    "flops_saved": {"gdsf", "marconi", "age_density", "hit_density"},
-    "bytes_freed": {"gdsf", "marconi", "age_density", "hit_density"},
+    "flops_saved": {"gdsf", "marconi", "age_density", "hit_density", "reuse_rate"},
+    "bytes_freed": {"gdsf", "marconi", "age_density", "hit_density", "reuse_rate"},
     "clock": {"gdsf"},
 }
 """Facts that move a score; bytes freed lower it, the others raise it."""
@@ -97,9 +99,9 @@ def test_scores_rise_with_worth(name: str, fact: str, low: int, high: int, other
         assert scores[0] == scores[1]
         return
     worse, better = (1, 0) if fact == "bytes_freed" else (0, 1)
-    # hit_density knows an age by its bin only.
+    # These know an age by its bin only.
     assert scores[worse] < scores[better] or (
-        name == "hit_density" and fact == "accessed" and scores[0] == scores[1]
+        name in ("hit_density", "reuse_rate") and fact == "accessed" and scores[0] == scores[1]
     )
 
 
@@ -127,7 +129,7 @@ def test_which_take_leaves_and_blocks_only() -> None:
 def facts(
     accessed: float, hits: int = 0, kind: int = FINAL, clock: float = 0.0, flops: float = 100.0
 ) -> Facts:
-    return Facts(accessed, hits, 0, kind, flops, 100.0, clock)
+    return Facts(accessed, hits, 0, kind, flops, 100.0, clock, 10)
 
 
 def test_gdsf_clock_follows_the_victims_and_never_falls() -> None:

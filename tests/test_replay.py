@@ -183,7 +183,7 @@ def test_a_row_that_does_not_add_up_is_caught() -> None:
 
 @pytest.mark.parametrize("memory", ["unified", "split"])
 @pytest.mark.parametrize(
-    "eviction", ["lru", "block_lru", "lfu", "gdsf", "marconi", "age_density", "hit_density"]
+    "eviction", ["lru", "block_lru", "lfu", "gdsf", "marconi", "age_density", "hit_density", "reuse_rate"]
 )
 def test_every_policy_stays_within_the_budget(
     small_replay: Callable[..., Values], eviction: str, memory: str

@@ -1,0 +1,41 @@
+"""Remembered positions that a prompt passes: policies learn from them, and shared ones come back."""
+
+from bisect import insort
+
+from hybridcache.cached_tree import CachedTree
+from hybridcache.ghost import Passed
+from hybridcache.lease import Lease
+from hybridcache.policies.columns import BRANCH, FINAL, Facts
+
+
+def revive(lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: float) -> None:
+    """Tell the policy of the positions that ``lease`` passes, and plan the checkpoints of shared ones again.
+
+    ``passed`` are remembered positions beyond the hit, ascending. The request would have resumed at the
+    deepest, had it been kept; and at each other one that was a path's end, had only that one been kept.
+    Modifies the lease's plan and the facts that are remembered.
+    """
+    for position, digest in passed:
+        row = store.ghost.row(digest)
+        if row is None:
+            # Forgotten as room was made for the request itself.
+            continue
+        facts = store.ghost.gone.facts(row)
+        hits = facts.hits
+        if position == passed[-1].position or not facts.children:
+            store.evictor.returned(facts, now)
+            store.ghost.gone.returned(row, now)
+            hits += 1
+        if store.recurrent and _was_shared(facts):
+            lease.revived[position] = hits
+            if position not in lease.kinds:
+                lease.kinds[position] = BRANCH if facts.kind == FINAL else facts.kind
+                insort(lease.planned, position)
+
+
+def _was_shared(facts: Facts) -> bool:
+    """Whether more than one request resumed there, counting the one that made it a branch point.
+
+    A request's end that was resumed at once is what a session leaves behind with each turn.
+    """
+    return facts.hits > 1 or (facts.hits == 1 and facts.kind != FINAL)

@@ -1,0 +1,96 @@
+"""Learnt rate of reuse x FLOPs saved per byte, over what is cached and what is remembered."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridcache.policies.columns import FINAL, NUM_KINDS, Census, Columns, Facts
+from hybridcache.policies.eviction import EvictionPolicy
+from hybridcache.policies.life_table import INNER_EDGES, NUM_BINS, LifeTable, best_rates
+
+MAX_HITS, MAX_CHILDREN = 3, 2
+SIZE_EDGES = np.array([2048, 8192, 32768])
+"""Tokens: depths below the first fall in size 0, those from the last on in size 3."""
+NUM_SIZES = len(SIZE_EDGES) + 1
+GROUPS = (2, (MAX_HITS + 1) * (MAX_CHILDREN + 1), NUM_SIZES)
+"""Request ends and others; in these hits x children; in these sizes."""
+
+EVENTS_PER_CENSUS = 100
+POSITIONS_PER_EVENT = 100
+FADE = 0.98
+EVENTS_PER_FADE = 200.0
+
+_HITS = np.arange(MAX_HITS + 1) * (MAX_CHILDREN + 1) * NUM_SIZES
+_CHILDREN = np.arange(MAX_CHILDREN + 1) * NUM_SIZES
+_KINDS = (np.arange(NUM_KINDS) != FINAL) * GROUPS[1] * NUM_SIZES
+
+
+class ReuseRate(EvictionPolicy):
+    """Score = uses a second that keeping the position still yields x FLOPs saved / bytes freed.
+
+    How soon a position is used again is learnt from all that are known, in the tree or remembered after
+    they went, by kind, hits, children, depth and age (``LifeTable``): whether one was evicted has no part in
+    it, so that a class that goes early is still seen to be reused, and comes back. ``best_rates`` turns
+    the chances into the rate. Without experience it is a discount by age, as in ``age_density``.
+    """
+
+    name = "reuse_rate"
+    remembers = True
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.table = LifeTable(GROUPS)
+        self.rates = best_rates(self.table.chances())
+        """Uses a second, [groups, bins]."""
+        self.wants_census = False
+        self._events = 0
+        self._events_per_census = EVENTS_PER_CENSUS
+        self._counted_at = -np.inf
+
+    def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
+        """Expected FLOPs saved per byte and second."""
+        cells = groups_of(columns) * NUM_BINS
+        cells += INNER_EDGES.searchsorted(now - columns.accessed)
+        scores = self.rates.take(cells)
+        scores *= columns.flops_saved
+        scores /= columns.bytes_freed
+        return scores
+
+    def on_hit(self, facts: Facts, now: float) -> None:
+        group = group_of(facts.kind, facts.hits, facts.children, facts.depth)
+        self.table.used(group, self._counted_at - facts.accessed, now - facts.accessed)
+        self._event()
+
+    def on_return(self, facts: Facts, now: float) -> None:
+        self.on_hit(facts, now)
+
+    def on_evict(self, facts: Facts, now: float) -> None:
+        self._event()
+
+    def census(self, positions: Census, now: float) -> None:
+        accessed = positions.accessed
+        self.table.lived(groups_of(positions), self._counted_at - accessed, now - accessed)
+        self.rates = best_rates(self.table.chances())
+        self.table.fade(FADE ** (self._events / EVENTS_PER_FADE))
+        self._counted_at, self._events, self.wants_census = now, 0, False
+        self._events_per_census = max(EVENTS_PER_CENSUS, len(accessed) // POSITIONS_PER_EVENT)
+
+    def _event(self) -> None:
+        self._events += 1
+        self.wants_census = self._events >= self._events_per_census
+
+
+def groups_of(positions: Columns | Census) -> NDArray[np.int64]:
+    """The group [n] of each position."""
+    groups: NDArray[np.int64] = SIZE_EDGES.searchsorted(positions.depth, side="right")
+    groups += _KINDS.take(positions.kind)
+    groups += _HITS.take(positions.hits, mode="clip")
+    groups += _CHILDREN.take(positions.children, mode="clip")
+    return groups
+
+
+def group_of(kind: int, hits: int, children: int, depth: int) -> int:
+    """The group of one position; ``depth`` in tokens."""
+    size = int(SIZE_EDGES.searchsorted(depth, side="right"))
+    return int(_KINDS[kind] + _HITS[min(hits, MAX_HITS)] + _CHILDREN[min(children, MAX_CHILDREN)]) + size

@@ -1,0 +1,241 @@
+"""The life table, the rates that follow from it, and the policy that scores by them."""
+
+import numpy as np
+import pytest
+
+from hybridcache.policies.columns import BRANCH, FINAL, Census, Columns, Facts
+from hybridcache.policies.life_table import (
+    BIN_EDGES,
+    FIRST_GUESS_SECONDS,
+    MOST_CERTAIN,
+    NUM_BINS,
+    PRIOR_HITS,
+    WIDTHS,
+    LifeTable,
+    best_rates,
+)
+from hybridcache.policies.reuse_rate import (
+    EVENTS_PER_CENSUS,
+    GROUPS,
+    MAX_CHILDREN,
+    MAX_HITS,
+    ReuseRate,
+    group_of,
+    groups_of,
+)
+
+NOW = 1000.0
+
+
+def census(*positions: tuple[float, int, int, int, int]) -> Census:
+    """Positions of (accessed, hits, children, kind, depth)."""
+    accessed, hits, children, kind, depth = np.array(positions).T if positions else np.empty((5, 0))
+    whole = (hits.astype(np.int64), children.astype(np.int64), kind.astype(np.int8), depth.astype(np.int64))
+    return Census(accessed, *whole)
+
+
+def facts(accessed: float, *, hits: int = 0, kind: int = FINAL, depth: int = 10, children: int = 0) -> Facts:
+    return Facts(accessed, hits, children, kind, 100.0, 100.0, 0.0, depth)
+
+
+def lived(table: LifeTable, groups: list[int], before: list[float], ages: list[float]) -> None:
+    table.lived(np.array(groups), np.array(before), np.array(ages))
+
+
+def test_a_spell_is_exposed_in_the_bins_that_it_leaves_behind() -> None:
+    table = LifeTable((2,))
+    # Ages 0.2, 0.3, 0.4 and 0.6 s fall in bins 0, 1, 2 and 3.
+    lived(table, [0, 0, 1], [-np.inf, 0.3, -5.0], [0.6, 0.4, 0.2])
+    assert table.exposed[0, :5].tolist() == [1.0, 2.0, 1.0, 0.0, 0.0]
+    assert not table.exposed[1].any(), "it is still in its first bin"
+    assert not table.hits.any()
+    # The next count begins where the last one ended: each bin is counted once.
+    lived(table, [0], [0.6], [0.8])
+    assert table.exposed[0, :5].tolist() == [1.0, 2.0, 1.0, 1.0, 0.0]
+
+
+def test_a_use_ends_a_spell_in_its_bin() -> None:
+    table = LifeTable((2,))
+    table.used(1, -np.inf, 0.4)
+    table.used(1, 0.3, 0.4)
+    assert table.exposed[1, :4].tolist() == [1.0, 2.0, 2.0, 0.0]
+    assert table.hits[1, :4].tolist() == [0.0, 0.0, 2.0, 0.0]
+    table.fade(0.5)
+    assert table.exposed[1, :4].tolist() == [0.5, 1.0, 1.0, 0.0] and table.hits[1, 2] == 1.0
+    assert not table.hits[0].any() and not table.exposed[0].any()
+
+
+def test_ages_of_any_size_are_counted() -> None:
+    table = LifeTable((1,))
+    for age in (0.0, 1e-9, 1e12):
+        table.used(0, -np.inf, age)
+    assert (table.hits[0, 0], table.hits[0, -1]) == (2.0, 1.0)
+
+
+def test_without_counts_the_chance_falls_with_age() -> None:
+    chances = LifeTable((2, 3)).chances()
+    guess = 1.0 - (FIRST_GUESS_SECONDS + BIN_EDGES - WIDTHS) / (FIRST_GUESS_SECONDS + BIN_EDGES)
+    assert chances.shape == (6, NUM_BINS)
+    assert chances == pytest.approx(np.broadcast_to(guess, (6, NUM_BINS)))
+    rates = best_rates(chances)[0]
+    assert (np.diff(rates) < 0.0).all(), "the older, the less"
+    assert rates[0] == pytest.approx(1.0 / FIRST_GUESS_SECONDS, rel=0.02)
+
+
+def test_many_counts_are_taken_at_their_word() -> None:
+    table = LifeTable((2,))
+    table.exposed[:, :] = 1e6
+    table.hits[:, :] = 2e5
+    table.hits[1, :] = 4e5
+    chances = table.chances()
+    assert chances[0] == pytest.approx(np.full(NUM_BINS, 0.2), rel=1e-3)
+    assert chances[1] == pytest.approx(np.full(NUM_BINS, 0.4), rel=1e-3)
+    table.hits[:, :] = 1e6
+    assert table.chances().max() == MOST_CERTAIN
+
+
+def test_a_small_group_leans_on_the_wider_one() -> None:
+    table = LifeTable((2,))
+    table.exposed[0, :] = 1e6
+    table.hits[0, :] = 1e5
+    # The other group saw 10 spells of the first bin, and no use: 1 was expected.
+    table.exposed[1, 0] = 10.0
+    small = table.chances()[1]
+    level = 0.1 * PRIOR_HITS / (1.0 + PRIOR_HITS)
+    assert small[1:] == pytest.approx(np.full(NUM_BINS - 1, level), rel=5e-3)
+    assert small[0] == pytest.approx(level * PRIOR_HITS / (10.0 * level + PRIOR_HITS), rel=5e-3)
+
+
+def test_the_best_rate_of_a_constant_chance() -> None:
+    # A chance of 1/2 a bin: in a bin of width w a spell occupies 3/4 w, and sees half a use.
+    rates = best_rates(np.full((1, NUM_BINS), 0.5))[0]
+    assert rates[3] == pytest.approx(0.5 / (0.75 * WIDTHS[3]))
+    assert rates[20] == pytest.approx(0.5 / (0.75 * WIDTHS[20])), "wider bins behind are worth less"
+
+
+def test_what_is_soon_due_is_worth_keeping() -> None:
+    # Never used in the first bins, then almost surely in bin 8.
+    chances = np.full((1, NUM_BINS), 1e-9)
+    chances[0, 8] = 0.9
+    rates = best_rates(chances)[0]
+    until = BIN_EDGES[7] + 0.55 * WIDTHS[8]
+    assert rates[0] == pytest.approx(0.9 / until, rel=1e-3)
+    assert (np.diff(rates[:9]) > 0.0).all(), "the nearer, the better"
+    assert rates[9] < 1e-6 * rates[8], "and once it is over, nothing is left"
+
+
+def test_the_best_rate_is_no_less_than_any_rate() -> None:
+    rng = np.random.default_rng(0)
+    chances = rng.uniform(0.0, MOST_CERTAIN, (5, NUM_BINS))
+    rates = best_rates(chances)
+    for group, first in ((0, 0), (2, 7), (4, 30)):
+        best, alive, time = 0.0, 1.0, 0.0
+        for last in range(first, NUM_BINS):
+            left = alive * (1.0 - chances[group, last])
+            time += 0.5 * (alive + left) * WIDTHS[last]
+            alive = left
+            best = max(best, (1.0 - alive) / time)
+        assert rates[group, first] == pytest.approx(best)
+
+
+def test_groups() -> None:
+    each = [
+        (NOW, hits, children, kind, depth)
+        for kind in (FINAL, BRANCH)
+        for hits in range(MAX_HITS + 1)
+        for children in range(MAX_CHILDREN + 1)
+        for depth in (1, 2048, 8192, 32768)
+    ]
+    groups = groups_of(census(*each)).tolist()
+    assert groups == list(range(np.prod(GROUPS)))
+    assert groups == [group_of(kind, hits, children, depth) for _, hits, children, kind, depth in each]
+    assert group_of(FINAL, 99, 99, 10**6) == groups_of(census((NOW, 99, 99, FINAL, 10**6)))[0]
+    assert group_of(FINAL, 0, 0, 2047) == group_of(FINAL, 0, 0, 1)
+
+
+def taught() -> ReuseRate:
+    """Request ends are used after 8 s, or never; branch points of the same age never."""
+    policy = ReuseRate()
+    for _ in range(EVENTS_PER_CENSUS):
+        policy.on_hit(facts(NOW - 8.0), NOW)
+    assert policy.wants_census
+    policy.census(census(*[(NOW - 500.0, 0, 0, BRANCH, 10)] * 100), NOW)
+    return policy
+
+
+def columns(*positions: tuple[float, int]) -> Columns:
+    """Positions of (accessed, kind), alike in all else."""
+    nodes = Columns.blank(len(positions))
+    nodes.accessed[:], nodes.kind[:] = np.array(positions).T
+    nodes.flops_saved[:], nodes.bytes_freed[:], nodes.depth[:] = 100.0, 100.0, 10
+    return nodes
+
+
+def test_it_learns_when_each_kind_is_used() -> None:
+    policy = taught()
+    assert not policy.wants_census
+    young, due, over, branch = policy.score(
+        columns((NOW, FINAL), (NOW - 7.0, FINAL), (NOW - 30.0, FINAL), (NOW - 7.0, BRANCH)), NOW
+    ).tolist()
+    assert due > 2.0 * young > 0.0, "it will be used at 8 s"
+    assert young > 2.0 * over, "not after that"
+    assert due > 20.0 * branch
+    untaught = ReuseRate().score(columns((NOW - 7.0, BRANCH)), NOW)[0]
+    assert branch < untaught / 3.0
+
+
+def test_a_return_counts_as_a_hit() -> None:
+    hits, returns = ReuseRate(), ReuseRate()
+    for _ in range(EVENTS_PER_CENSUS):
+        hits.on_hit(facts(NOW - 8.0), NOW)
+        returns.on_return(facts(NOW - 8.0), NOW)
+    assert returns.wants_census
+    hits.census(census(), NOW)
+    returns.census(census(), NOW)
+    assert (hits.rates == returns.rates).all()
+
+
+def test_evictions_teach_nothing() -> None:
+    policy = ReuseRate()
+    before = policy.rates.copy()
+    for _ in range(EVENTS_PER_CENSUS):
+        policy.on_evict(facts(NOW - 8.0), NOW)
+    policy.census(census(), NOW)
+    assert (policy.rates == before).all()
+
+
+def test_a_census_counts_what_has_passed_since_the_last() -> None:
+    policy = ReuseRate()
+    policy.census(census((NOW - 1.0, 0, 0, FINAL, 10)), NOW)
+    once = policy.table.exposed.sum()
+    policy.census(census((NOW - 1.0, 0, 0, FINAL, 10)), NOW)
+    assert policy.table.exposed.sum() == once == 4.0, "bins 0 to 3; 1 s lies in the next"
+    policy.on_hit(facts(NOW - 1.0), NOW)
+    assert policy.table.exposed.sum() == 5.0
+
+
+def test_many_positions_are_counted_less_often() -> None:
+    policy = ReuseRate()
+    policy.census(census(*[(NOW, 0, 0, FINAL, 10)] * 30_000), NOW)
+    for _ in range(299):
+        policy.on_evict(facts(NOW), NOW)
+    assert not policy.wants_census
+    policy.on_evict(facts(NOW), NOW)
+    assert policy.wants_census
+
+
+def test_what_is_long_ago_fades() -> None:
+    policy = taught()
+    before = policy.table.hits.sum()
+    for _ in range(EVENTS_PER_CENSUS):
+        policy.on_evict(facts(NOW), NOW)
+    policy.census(census(), NOW)
+    assert policy.table.hits.sum() == pytest.approx(before * 0.98**0.5)
+
+
+def test_reset() -> None:
+    policy = taught()
+    policy.reset()
+    assert (policy.rates == ReuseRate().rates).all() and not policy.table.exposed.any()
+    policy.on_hit(facts(NOW - 1.0), NOW)
+    assert policy.table.exposed.sum() == 5.0, "it began after the last census, there being none"
