@@ -160,14 +160,14 @@ def main() -> None:
     options = parser.parse_args()
     figures: dict[str, object] = {"python": sys.version.split()[0], "numpy": np.__version__}
     figures["whole_trace"] = _alone(whole_trace, options.recorded, "nvidia_hybrid_7b", 40.0, "hit_density")
-    for eviction in ("age_density", "hit_density"):
+    for eviction in ("age_density", "hit_density", "reuse_rate"):
         figures[f"first_500_requests_{eviction}"] = _alone(
             first_requests, options.conversation, "qwen3_next_80b_peers", 48.0, eviction, 500
         )
     figures["growth"] = [_alone(growth, n, "age_density") for n in (1_000, 10_000, 100_000)]
     figures["eviction_call"] = {
         eviction: _alone(eviction_call, 10_000, eviction)
-        for eviction in ("lru", "gdsf", "marconi", "age_density", "hit_density")
+        for eviction in ("lru", "gdsf", "marconi", "age_density", "hit_density", "reuse_rate")
     }
     print(json.dumps(figures, indent=2))
 

@@ -5,7 +5,11 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-REPLAY = ("trace=chat,agent", "eviction=lru,marconi,age_density,hit_density", "budget_gb=1,2,4,8,16")
+REPLAY = (
+    "trace=chat,agent",
+    "eviction=lru,marconi,age_density,hit_density,reuse_rate",
+    "budget_gb=1,2,4,8,16",
+)
 """What is replayed; each a setting of experiments/replay.py, swept over its values."""
 
 

@@ -117,7 +117,8 @@ class PrefixCache:
         tree, raw = self.store.tree, as_token_ids(tokens).tobytes()
         root = tree.root(namespace)
         match = tree.match(root, raw, now)
-        lost = self._losses(match, raw, match.partial is not None or bool(match.node.children), boundaries)
+        path_goes_on = match.partial is not None or bool(match.node.children)
+        lost, _ = self._losses(match, raw, path_goes_on, boundaries)
         tree.forget_if_empty(root)
         return PrefixMatch(match.hit, match.matched), lost
 

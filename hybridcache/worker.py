@@ -88,7 +88,7 @@ class Worker:
         budget_gb: float = 1.0,
         dtype: str = "float32",
         block_size: int = 16,
-        eviction: str | Mapping[str, object] = "age_density",
+        eviction: str | Mapping[str, object] = "reuse_rate",
         admission: str | Mapping[str, object] = "branch_final_prompt",
         max_num_seqs: int | None = None,
         max_queue: int | None = None,

@@ -60,7 +60,7 @@ class LifeTable:
 
     def chances(self) -> Table:
         """The chance [groups, bins] that a spell which reaches a bin ends there with a use."""
-        chance = WIDTHS / (FIRST_GUESS_SECONDS + BIN_EDGES)
+        chance: Table = WIDTHS / (FIRST_GUESS_SECONDS + BIN_EDGES)
         hits, exposed = (counts.reshape(*self.groups, NUM_BINS) for counts in (self.hits, self.exposed))
         for level in range(len(self.groups) + 1):
             within = tuple(range(level, len(self.groups)))
@@ -74,7 +74,8 @@ def _corrected(chance: Table, hits: Table, exposed: Table) -> Table:
     expected = (exposed * chance).sum(axis=-1, keepdims=True)
     level = chance * (hits.sum(axis=-1, keepdims=True) + PRIOR_HITS) / (expected + PRIOR_HITS)
     level = np.minimum(level, MOST_CERTAIN)
-    return np.minimum(level * (hits + PRIOR_HITS) / (exposed * level + PRIOR_HITS), MOST_CERTAIN)
+    each: Table = level * (hits + PRIOR_HITS) / (exposed * level + PRIOR_HITS)
+    return np.minimum(each, MOST_CERTAIN, out=each)
 
 
 def best_rates(chances: Table) -> Table:

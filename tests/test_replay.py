@@ -74,7 +74,7 @@ def test_summary_holds_what_is_promised(small_replay: Callable[..., Values]) -> 
     assert summary["requests"] == 120
     assert summary["start_state"] == "empty"
     assert summary["outputs_in_trace"] is True
-    assert summary["config"]["eviction"] == {"name": "age_density", "tau_seconds": 30.0}
+    assert summary["config"]["eviction"] == {"name": "reuse_rate"}
     assert 0 < summary["hit_tokens"] < summary["matched_tokens"] <= summary["input_tokens"]
     assert summary["token_hit_rate"] == summary["hit_tokens"] / summary["input_tokens"]
     assert 0 < summary["flops_saved_ratio"] < 1
