@@ -59,7 +59,8 @@ class Evictor:
                 return None
 
     def ranking(self, now: float) -> list[tuple[Node, float]]:
-        """All that could be evicted, with their scores; what would go next is first. Modifies nothing.
+        """All that could be evicted, with their scores; what would go next is first. Modifies nothing but
+        the count of errors, when the policy fails.
 
         The table is up to date.
         """

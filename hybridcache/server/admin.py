@@ -3,11 +3,13 @@
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from hybridcache import __version__
 from hybridcache.server.body import Body
 from hybridcache.server.errors import ApiError
+from hybridcache.server.generation_body import SALT_HEADER
 from hybridcache.server.off_loop import off_loop
 from hybridcache.worker import Worker
 
@@ -24,7 +26,7 @@ def admin_routes(worker: Worker) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        """200 while requests are taken; 503 once the engine has died or the server is stopping."""
+        """200 while requests are taken; 503 once the engine has died or been closed."""
         healthy = worker.health
         return JSONResponse({"status": "ok" if healthy else "down"}, 200 if healthy else 503)
 
@@ -34,11 +36,15 @@ def admin_routes(worker: Worker) -> APIRouter:
         return {"version": __version__}
 
     @router.post("/flush_cache")
-    async def flush_cache(body: FlushBody | None = None) -> dict[str, Any]:
-        """Forget what is cached, of one salt or of all; requests that run go on."""
-        if body is not None and body.cache_salt == "":
+    async def flush_cache(request: Request, body: FlushBody | None = None) -> dict[str, Any]:
+        """Forget what is cached, of one salt or of all; requests that run go on.
+
+        The header of a proxy that knows the tenant counts here too, so that a tenant forgets only its own.
+        """
+        salt = request.headers.get(SALT_HEADER, None if body is None else body.cache_salt)
+        if salt == "":
             raise ApiError(400, "cache_salt='': give a text that is not empty, or none", param="cache_salt")
-        await off_loop(lambda: worker.flush(None if body is None else body.cache_salt))
+        await off_loop(lambda: worker.flush(salt))
         return {"status": "ok"}
 
     return router
