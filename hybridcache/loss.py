@@ -3,7 +3,10 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from hybridcache.ghost import Gone, Remembered
+from hybridcache.cached_tree import CachedTree
+from hybridcache.ghost import NOTHING, Gone, Remembered
+from hybridcache.node import Match
+from hybridcache.tokens import TOKEN_BYTES
 
 LOSS_REASONS = (
     "last_token", "checkpoint_evicted", "expired", "no_checkpoint", "kv_evicted", "diverged", "new",
@@ -65,3 +68,19 @@ def lost_tokens(lookup: Lookup, ghost: Remembered) -> dict[str, int]:
         inside = at >= lookup.block_size and at not in lookup.boundaries
         lost["diverged" if goes_on and inside else "new"] = num_prompt - at
     return lost
+
+
+def losses(
+    store: CachedTree, match: Match, prompt: bytes, boundaries: Collection[int]
+) -> tuple[dict[str, int], Remembered]:
+    """Tokens of ``prompt`` lost, by reason, and what is remembered of it. Modifies only nodes' hashes.
+
+    ``prompt`` holds the token ids as native uint32; ``boundaries`` as in Lookup.
+    """
+    num_prompt, base, remembered = len(prompt) // TOKEN_BYTES, match.resume.stop, NOTHING
+    if match.hit < num_prompt - 1 and (positions := store.ghost.may_know(prompt, base)):
+        prefix = store.tree.prefix_hash(match.resume)
+        remembered = store.ghost.look_up(positions, prefix, prompt, base, match.matched)
+    block_size = store.blocks.block_size
+    lookup = Lookup(num_prompt, match.hit, match.matched, match.path_goes_on, boundaries, block_size)
+    return lost_tokens(lookup, remembered), remembered

@@ -114,3 +114,8 @@ class Match(NamedTuple):
     For a model without recurrent layers: ``node``."""
     hit: int
     """Tokens that need not be computed; at most the prompt's length - 1."""
+
+    @property
+    def path_goes_on(self) -> bool:
+        """Whether a known path continues from ``matched``."""
+        return self.partial is not None or bool(self.node.children)

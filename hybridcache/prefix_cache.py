@@ -7,10 +7,9 @@ from hybridcache.audit import audit
 from hybridcache.cached_tree import CachedTree
 from hybridcache.checkpoint_plan import make_plan
 from hybridcache.checkpoint_taker import CheckpointTaker
-from hybridcache.ghost import NOTHING, Remembered
 from hybridcache.lease import Lease, StateCopy, StateEmit, Wait
 from hybridcache.lease_book import LeaseBook
-from hybridcache.loss import Lookup, lost_tokens
+from hybridcache.loss import losses
 from hybridcache.namespace import Namespace
 from hybridcache.node import FOREVER, Match
 from hybridcache.pending import ask_to_wait, longest_pending
@@ -117,8 +116,7 @@ class PrefixCache:
         tree, raw = self.store.tree, as_token_ids(tokens).tobytes()
         root = tree.root(namespace)
         match = tree.match(root, raw, now)
-        path_goes_on = match.partial is not None or bool(match.node.children)
-        lost, _ = self._losses(match, raw, path_goes_on, boundaries)
+        lost, _ = losses(self.store, match, raw, boundaries)
         tree.forget_if_empty(root)
         return PrefixMatch(match.hit, match.matched), lost
 
@@ -216,8 +214,8 @@ class PrefixCache:
             return wait
         if match.matched and not self._book.fits_shared(match, num_prompt + max_tokens - 1):
             match = Match(root, None, 0, root, 0)
-        path_goes_on = match.partial is not None or bool(match.node.children)
-        lost, remembered = self._losses(match, raw, path_goes_on, boundaries)
+        path_goes_on = match.path_goes_on
+        lost, remembered = losses(store, match, raw, boundaries)
         lease = self._book.open(root, raw, match, reserve, now)
         if lease is None:
             return None
@@ -356,19 +354,6 @@ class PrefixCache:
         if longest_pending(leases, root, raw, 0, store.blocks.block_size, waited) is None:
             return None
         return ask_to_wait(store, leases, root, raw, store.tree.match(root, raw, now).hit, waited)
-
-    def _losses(
-        self, match: Match, prompt: bytes, path_goes_on: bool, boundaries: Sequence[int]
-    ) -> tuple[dict[str, int], Remembered]:
-        """Tokens of ``prompt`` lost, by reason, and what is remembered of it. Modifies only nodes' hashes."""
-        store, num_prompt, base = self.store, len(prompt) // TOKEN_BYTES, match.resume.stop
-        remembered = NOTHING
-        if match.hit < num_prompt - 1 and (positions := store.ghost.may_know(prompt, base)):
-            prefix = store.tree.prefix_hash(match.resume)
-            remembered = store.ghost.look_up(positions, prefix, prompt, base, match.matched)
-        block_size = store.blocks.block_size
-        lookup = Lookup(num_prompt, match.hit, match.matched, path_goes_on, boundaries, block_size)
-        return lost_tokens(lookup, remembered), remembered
 
     def _count(self, lease: Lease) -> None:
         stats = self.store.stats
