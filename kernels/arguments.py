@@ -47,7 +47,7 @@ class Mamba1Args(ctypes.Structure):
 
 
 class Mamba2Args(ctypes.Structure):
-    """hc_mamba2_scan."""
+    """hc_mamba2_scan, and hc_mamba2_recurrence of csrc/cuda/."""
 
     _fields_ = (
         ("x", Rows),
@@ -69,7 +69,7 @@ class Mamba2Args(ctypes.Structure):
 
 
 class GatedDeltaArgs(ctypes.Structure):
-    """hc_gated_delta_scan."""
+    """hc_gated_delta_scan, and hc_gated_delta_recurrence of csrc/cuda/."""
 
     _fields_ = (
         ("q", Rows),

@@ -112,20 +112,30 @@ class Operands:
     def pool(self, x: Tensor, name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """x [any, *shape], which is read and written in place."""
         self._check(x, name, (len(x), *shape) if x.dim() else shape)
-        if not x.is_contiguous() and not inner_contiguous(x):
-            raise ValueError(
-                f"{self._op}: {name} has strides {x.stride()}; its entries must be contiguous, "
-                "only the first dimension may be strided"
-            )
+        check_entries(self._op, x, name)
         return x.data_ptr(), x.stride(0) * x.element_size(), DTYPE_CODES[x.dtype]
 
     def _check(self, x: Tensor, name: str, shape: tuple[int, ...]) -> None:
-        if x.shape != shape:
-            raise ValueError(f"{self._op}: {name} has shape {tuple(x.shape)}; expected {shape}")
-        if x.dtype not in DTYPE_CODES:
-            raise ValueError(f"{self._op}: {name} is {x.dtype}; use float32, bfloat16 or float16")
+        check_operand(self._op, x, name, shape)
         if not x.is_cpu:
             raise ValueError(f"{self._op}: {name} is on {x.device}; this backend needs it on the CPU")
+
+
+def check_operand(op: str, x: Tensor, name: str, shape: tuple[int, ...]) -> None:
+    """Raises ValueError naming the operand unless x has this shape and a dtype of DTYPE_CODES."""
+    if x.shape != shape:
+        raise ValueError(f"{op}: {name} has shape {tuple(x.shape)}; expected {shape}")
+    if x.dtype not in DTYPE_CODES:
+        raise ValueError(f"{op}: {name} is {x.dtype}; use float32, bfloat16 or float16")
+
+
+def check_entries(op: str, x: Tensor, name: str) -> None:
+    """Raises ValueError naming the operand unless the entries x[i] are contiguous."""
+    if not (x.is_contiguous() or inner_contiguous(x)):
+        raise ValueError(
+            f"{op}: {name} has strides {x.stride()}; its entries must be contiguous, "
+            "only the first dimension may be strided"
+        )
 
 
 def inner_contiguous(x: Tensor) -> bool:

@@ -1,7 +1,10 @@
-"""Argument structures of the CUDA kernels, field by field as csrc/cuda/ declares them."""
+"""Argument structures of the CUDA kernels, field by field as csrc/cuda/ declares them.
+
+The Mamba-2 and gated delta kernels take those of kernels/arguments.py.
+"""
 
 import ctypes
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_int64, c_void_p
 
 from hybridcache.kernels.operands import Pool, Rows
 
@@ -38,48 +41,6 @@ class SelectivePassArgs(ctypes.Structure):
         ("state", Pool),
         ("channels", c_int64),
         ("d_state", c_int64),
-    )
-
-
-class Mamba2Args(ctypes.Structure):
-    """hc_mamba2_recurrence."""
-
-    _fields_ = (
-        ("x", Rows),
-        ("dt", Rows),
-        ("b", Rows),
-        ("c", Rows),
-        ("out", Rows),
-        ("a", c_void_p),
-        ("d", c_void_p),
-        ("dt_bias", c_void_p),
-        ("dt_min", c_float),
-        ("dt_max", c_float),
-        ("state", Pool),
-        ("heads", c_int64),
-        ("head_dim", c_int64),
-        ("groups", c_int64),
-        ("d_state", c_int64),
-    )
-
-
-class GatedDeltaArgs(ctypes.Structure):
-    """hc_gated_delta_recurrence."""
-
-    _fields_ = (
-        ("q", Rows),
-        ("k", Rows),
-        ("v", Rows),
-        ("log_decay", Rows),
-        ("beta", Rows),
-        ("out", Rows),
-        ("state", Pool),
-        ("key_heads", c_int64),
-        ("value_heads", c_int64),
-        ("key_dim", c_int64),
-        ("value_dim", c_int64),
-        ("scale", c_float),
-        ("l2norm", c_int64),
     )
 
 

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hybridcache.kernels.operands import DTYPE_CODES, NO_ROWS, RowsView, inner_contiguous
+from hybridcache.kernels.operands import (
+    DTYPE_CODES,
+    NO_ROWS,
+    RowsView,
+    check_entries,
+    check_operand,
+    inner_contiguous,
+)
 
 
 class DeviceOperands:
@@ -51,11 +58,7 @@ class DeviceOperands:
     def pool(self, x: Tensor, name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """x [any, *shape], which is read and written in place: address, bytes from entry to entry, dtype."""
         self._check(x, name, (len(x), *shape) if x.dim() else shape)
-        if not x.is_contiguous() and not inner_contiguous(x):
-            raise ValueError(
-                f"{self._op}: {name} has strides {x.stride()}; its entries must be contiguous, "
-                "only the first dimension may be strided"
-            )
+        check_entries(self._op, x, name)
         return x.data_ptr(), x.stride(0) * x.element_size(), DTYPE_CODES[x.dtype]
 
     def _rows(self, x: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> RowsView:
@@ -67,9 +70,6 @@ class DeviceOperands:
         return x.data_ptr(), x.stride(0)
 
     def _check(self, x: Tensor, name: str, shape: tuple[int, ...]) -> None:
-        if x.shape != shape:
-            raise ValueError(f"{self._op}: {name} has shape {tuple(x.shape)}; expected {shape}")
-        if x.dtype not in DTYPE_CODES:
-            raise ValueError(f"{self._op}: {name} is {x.dtype}; use float32, bfloat16 or float16")
+        check_operand(self._op, x, name, shape)
         if x.device.type != self.device_type:
             raise ValueError(f"{self._op}: {name} is on {x.device}; this backend takes {self.device_type}")

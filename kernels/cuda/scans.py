@@ -6,13 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hybridcache.kernels.cuda.arguments import (
-    ConvArgs,
-    GatedDeltaArgs,
-    Mamba2Args,
-    SelectiveArgs,
-    SelectivePassArgs,
-)
+from hybridcache.kernels.arguments import GatedDeltaArgs, Mamba2Args
+from hybridcache.kernels.cuda.arguments import ConvArgs, SelectiveArgs, SelectivePassArgs
 from hybridcache.kernels.cuda.batch import DeviceBatch
 from hybridcache.kernels.cuda.build import ELEMENTS, SIZES, Kernels, Variant
 from hybridcache.kernels.cuda.chunks import ChunkedBatch

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from hybridcache.kernels.operands import check_entries, check_operand, inner_contiguous
 
 
 class DeviceOperands:
@@ -21,7 +21,7 @@ class DeviceOperands:
     def rows(self, x: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
         """x of this shape, each row contiguous; a copy where it is not."""
         self._check(x, name, shape)
-        return x if _inner_contiguous(x) else x.contiguous()
+        return x if inner_contiguous(x) else x.contiguous()
 
     def whole(self, x: Tensor | None, name: str, shape: tuple[int, ...]) -> Tensor | None:
         """x of this shape, contiguous; None for None."""
@@ -33,11 +33,7 @@ class DeviceOperands:
     def pool(self, x: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
         """x [any, *shape], read and written in place, so that only the first dimension may be strided."""
         self._check(x, name, (len(x), *shape) if x.dim() else shape)
-        if not _inner_contiguous(x):
-            raise ValueError(
-                f"{self._op}: {name} has strides {x.stride()}; its entries must be contiguous, "
-                "only the first dimension may be strided"
-            )
+        check_entries(self._op, x, name)
         return x
 
     def multiple(self, heads: int, groups: int, name: str) -> None:
@@ -46,18 +42,6 @@ class DeviceOperands:
             raise ValueError(f"{self._op}: {heads} heads are no multiple of {groups} {name}")
 
     def _check(self, x: Tensor, name: str, shape: tuple[int, ...]) -> None:
-        if x.shape != shape:
-            raise ValueError(f"{self._op}: {name} has shape {tuple(x.shape)}; expected {shape}")
-        if x.dtype not in DTYPES:
-            raise ValueError(f"{self._op}: {name} is {x.dtype}; use float32, bfloat16 or float16")
+        check_operand(self._op, x, name, shape)
         if x.device != self._device:
             raise ValueError(f"{self._op}: {name} is on {x.device}; this backend needs it on {self._device}")
-
-
-def _inner_contiguous(x: Tensor) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(x.shape[1:]), reversed(x.stride()[1:]), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
