@@ -26,7 +26,7 @@ def run(out: Path, *arguments: str) -> tuple[int, dict[str, object]]:
 
 
 def test_sections_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sections = ("ceilings", "numerics", "copies", "linear", "model")
+    sections = ("ceilings", "numerics", "copies", "linear")
     status, found = run(tmp_path / "out.json", "--sections", *sections)
     shown = capsys.readouterr().out
     assert set(found["sections"].values()) == {"done"}, found["sections"]  # type: ignore[attr-defined]
