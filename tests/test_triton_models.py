@@ -1,6 +1,7 @@
 """Whole models on the Triton backend, interpreted: logits, a worker's hits, and where tensors are put."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,28 @@ def test_logits(loaded: Loaded, family: str) -> None:
     truth = logits(loaded(family), prompt, cuts)
     out = logits(loaded(family, "triton"), prompt, cuts)
     assert (out - truth).abs().max() <= 1e-4 * (1 + truth.abs().max())
+
+
+def test_layers_run_on_the_device_of_their_tensors(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which need not be the current one, where Triton launches."""
+    model, current, seen = loaded("nemotron_h", "triton"), ["another"], []
+
+    @contextmanager
+    def device_of(x: Tensor) -> Iterator[None]:
+        current.append(str(x.device))
+        yield
+        current.pop()
+
+    layers = type(model.model)._layers
+
+    def spy(self: object, *arguments: object) -> Tensor:
+        seen.append(current[-1])
+        return layers(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(type(model.model), "_layers", spy)
+    logits(model, tokens(3), [])
+    assert (seen, current) == (["cpu"], ["another"])
 
 
 def test_a_worker_answers_alike_cold_and_from_its_cache(checkpoint: Callable[[str], Path]) -> None:
