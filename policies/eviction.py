@@ -1,5 +1,6 @@
 """What an eviction policy is."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -46,6 +47,13 @@ class EvictionPolicy:
 
     def census(self, positions: Census, now: float) -> None:
         """All positions that are in the tree or remembered; called when ``wants_census``, which it clears."""
+
+    def learnt(self) -> Mapping[str, float]:
+        """What has been learnt so far, as named numbers for people and figures; {} if nothing ever is.
+
+        The names are the same at any time. Modifies nothing.
+        """
+        return {}
 
     def reset(self) -> None:
         """Back to the state of a new policy."""

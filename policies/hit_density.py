@@ -1,6 +1,7 @@
 """Learnt reuse likelihood x FLOPs saved per byte."""
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,15 @@ NUM_CLASSES = 2 * (MAX_HITS + 1) * (MAX_CHILDREN + 1)
 EVENTS_PER_UPDATE = 200
 DECAY = 0.95
 LEAST_EVENTS = 20.0
+LEARNT_BIN = 14
+"""Of the age of 32 s, at which ``learnt`` shows the main classes."""
+MAIN_CLASSES = {
+    "request end, 0 hits": (0, 0, 0),
+    "request end, 1 hit": (0, 1, 1),
+    "other, 0 hits": (1, 0, 2),
+    "other, 3 hits": (1, 3, 2),
+}
+"""Not final, hits and children, by name."""
 Counts = int | NDArray[np.int64]
 
 
@@ -73,6 +83,12 @@ class HitDensity(EvictionPolicy):
 
     def on_evict(self, facts: Facts, now: float) -> None:
         self._count(self._evictions, facts, now)
+
+    def learnt(self) -> Mapping[str, float]:
+        """Expected hits per second of the main classes at the age of 32 s."""
+        return {
+            name: float(self.density[class_index(*facts), LEARNT_BIN]) for name, facts in MAIN_CLASSES.items()
+        }
 
     def _count(self, counts: NDArray[np.float64], facts: Facts, now: float) -> None:
         where = class_index(facts.kind != FINAL, min(facts.hits, MAX_HITS), min(facts.children, MAX_CHILDREN))

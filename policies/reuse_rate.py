@@ -1,9 +1,11 @@
 """Learnt rate of reuse x FLOPs saved per byte, over what is cached and what is remembered."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridcache.policies.columns import FINAL, NUM_KINDS, Census, Columns, Facts
+from hybridcache.policies.columns import BRANCH, FINAL, NUM_KINDS, Census, Columns, Facts
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.policies.life_table import INNER_EDGES, NUM_BINS, LifeTable, best_rates
 
@@ -13,6 +15,16 @@ SIZE_EDGES = np.array([2048, 8192, 32768])
 NUM_SIZES = len(SIZE_EDGES) + 1
 GROUPS = (2, (MAX_HITS + 1) * (MAX_CHILDREN + 1), NUM_SIZES)
 """Request ends and others; in these hits x children; in these sizes."""
+
+LEARNT_BIN = 14
+"""Of the age of 32 s, at which ``learnt`` shows the main groups."""
+MAIN_GROUPS = {
+    "request end, 0 hits": (FINAL, 0, 0, 4096),
+    "request end, 1 hit": (FINAL, 1, 1, 4096),
+    "other, 0 hits": (BRANCH, 0, 2, 4096),
+    "other, 3 hits": (BRANCH, 3, 2, 4096),
+}
+"""Kind, hits, children and depth (tokens), by name."""
 
 EVENTS_PER_CENSUS = 100
 POSITIONS_PER_EVENT = 100
@@ -75,6 +87,10 @@ class ReuseRate(EvictionPolicy):
         self.table.fade(FADE ** (self._events / EVENTS_PER_FADE))
         self._counted_at, self._events, self.wants_census = now, 0, False
         self._events_per_census = max(EVENTS_PER_CENSUS, len(accessed) // POSITIONS_PER_EVENT)
+
+    def learnt(self) -> Mapping[str, float]:
+        """Uses a second that the main groups yield at the age of 32 s."""
+        return {name: float(self.rates[group_of(*facts), LEARNT_BIN]) for name, facts in MAIN_GROUPS.items()}
 
     def _event(self) -> None:
         self._events += 1

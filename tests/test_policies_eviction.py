@@ -11,6 +11,7 @@ from hybridcache.policies.gdsf import Gdsf
 from hybridcache.policies.hit_density import (
     BIN_EDGES,
     EVENTS_PER_UPDATE,
+    LEARNT_BIN,
     LEAST_EVENTS,
     HitDensity,
     class_index,
@@ -121,6 +122,13 @@ def test_no_rows_have_no_scores(name: str) -> None:
     assert build_eviction(name).score(Columns.blank(0), NOW).shape == (0,)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_only_what_learns_has_learnt(name: str) -> None:
+    learnt = build_eviction(name).learnt()
+    assert bool(learnt) == (name in ("hit_density", "reuse_rate"))
+    assert all(type(value) is float and np.isfinite(value) for value in learnt.values())
+
+
 def test_which_take_leaves_and_blocks_only() -> None:
     assert {name for name in ALL if build_eviction(name).leaves_only} == {"lru", "block_lru"}
     assert {name for name in ALL if build_eviction(name).by_block} == {"block_lru"}
@@ -166,6 +174,20 @@ def test_hit_density_learns_when_a_class_is_hit() -> None:
     assert older == old == 0.0, "and never after"
     assert branch[2] > branch[1] > 0.0, "the other class is hit late"
     assert branch[2] > 100 * old
+
+
+def test_hit_density_shows_what_it_learnt() -> None:
+    assert BIN_EDGES[LEARNT_BIN] == 32.0
+    assert set(HitDensity().learnt().values()) == {1.0 / 33.0}
+    policy = HitDensity()
+    for _ in range(EVENTS_PER_UPDATE // 2):
+        policy.on_hit(facts(NOW - 40.0), NOW)
+        policy.on_evict(facts(NOW - 40.0, kind=BRANCH), NOW)
+    shown = policy.learnt()
+    # All go in the bin that ends at 45.25 s, 13.25 s after the age shown; its own width counts too.
+    assert shown["request end, 0 hits"] == pytest.approx(1.0 / (BIN_EDGES[15] - 32.0 + 0.25))
+    assert shown["request end, 1 hit"] == shown["other, 3 hits"] == 1.0 / 33.0
+    assert set(HitDensity().learnt()) == set(shown), "the names stay"
 
 
 def test_hit_density_learns_each_class_by_itself() -> None:

@@ -17,6 +17,7 @@ from hybridcache.policies.life_table import (
 from hybridcache.policies.reuse_rate import (
     EVENTS_PER_CENSUS,
     GROUPS,
+    LEARNT_BIN,
     MAX_CHILDREN,
     MAX_HITS,
     ReuseRate,
@@ -182,6 +183,20 @@ def test_it_learns_when_each_kind_is_used() -> None:
     assert due > 20.0 * branch
     untaught = ReuseRate().score(columns((NOW - 7.0, BRANCH)), NOW)[0]
     assert branch < untaught / 3.0
+
+
+def test_it_shows_what_it_learnt() -> None:
+    assert BIN_EDGES[LEARNT_BIN] == 32.0
+    new = ReuseRate().learnt()
+    assert len(set(new.values())) == 1 and 0.01 < new["other, 0 hits"] < 1.0 / 32.0
+    policy = ReuseRate()
+    for _ in range(EVENTS_PER_CENSUS):
+        policy.on_hit(facts(NOW - 34.0, hits=3, kind=BRANCH, depth=4096, children=2), NOW)
+    policy.census(census(*[(NOW - 500.0, 0, 0, FINAL, 4096)] * 100), NOW)
+    shown = policy.learnt()
+    assert shown["other, 3 hits"] > 2.0 * new["other, 3 hits"], "used a little after that age, each time"
+    assert shown["request end, 0 hits"] < 0.5 * new["request end, 0 hits"], "never used in 500 s"
+    assert set(shown) == set(new), "the names stay"
 
 
 def test_a_return_counts_as_a_hit() -> None:
