@@ -229,8 +229,8 @@ class PrefixCache:
         lease.lost = lost
         if first:
             self._count(lease)
-            if remembered.passed:
-                revive(lease, remembered.passed, store, now)
+        if remembered.passed:
+            revive(lease, remembered.passed, store, now, first)
         self._book.touch(lease, now)
         return lease
 

@@ -8,9 +8,10 @@ from hybridcache.lease import Lease
 from hybridcache.policies.columns import BRANCH, FINAL, Facts
 
 
-def revive(lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: float) -> None:
+def revive(lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: float, first: bool) -> None:
     """Tell the policy of the positions that ``lease`` passes, and plan the checkpoints of shared ones again.
 
+    Without ``first`` it only plans: the policy has been told of this request before.
     ``passed`` are remembered positions beyond the hit, ascending. The request would have resumed at the
     deepest, had it been kept; and at each other one that was a path's end, had only that one been kept.
     Modifies the lease's plan and the facts that are remembered.
@@ -22,7 +23,7 @@ def revive(lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: flo
             continue
         facts = store.ghost.gone.facts(row)
         hits = facts.hits
-        if position == passed[-1].position or not facts.children:
+        if first and (position == passed[-1].position or not facts.children):
             store.evictor.returned(facts, now)
             store.ghost.gone.returned(row, now)
             hits += 1

@@ -69,7 +69,9 @@ class ModelRunner(Runner):
         # Until the pass is over these slots hold states of no position.
         self._state_at[slots] = NO_STATE
         counts = np.array([s.num_logits for s in step.sequences], dtype=np.int64)
-        result = _result(self._forward(step.sequences, batch, counts), counts)
+        # The last token's row always: it is where a NaN of any token before it shows.
+        rows = np.maximum(counts, 1)
+        result = _result(self._forward(step.sequences, batch, rows), rows, counts)
         for sequence, token in zip(step.sequences, result.tokens.tolist(), strict=True):
             if token == NOT_A_NUMBER:
                 continue  # nobody goes on from there
@@ -134,7 +136,7 @@ class ModelRunner(Runner):
     def _forward(
         self, sequences: Sequence[ScheduledSequence], batch: PackedBatch, counts: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """Logits [R, vocab_size] of the last `counts` [S] tokens of each sequence."""
+        """Logits [R, vocab_size] of the last `counts` [S] tokens of each sequence, at least one of each."""
         if not sequences:
             return np.empty((0, self.storage.spec.vocab_size), dtype=np.float32)
         token_ids = torch.from_numpy(np.concatenate([s.tokens for s in sequences]).astype(np.int64))
@@ -152,13 +154,17 @@ def _written(batch: PackedBatch) -> tuple[Ids, NDArray[np.int64]]:
     return np.concatenate((running[running >= 0], batch.emit_slots.numpy())), mapping[mapping >= 0]
 
 
-def _result(logits: NDArray[np.float32], counts: NDArray[np.int64]) -> StepResult:
-    offsets = np.concatenate((np.zeros(1, dtype=np.int64), counts.cumsum()))
+def _result(
+    logits: NDArray[np.float32], rows: NDArray[np.int64], counts: NDArray[np.int64]
+) -> StepResult:
+    """Of `rows` [S] rows of `logits` a sequence, what the caller gets: its `counts` [S] wanted ones."""
     tokens = np.full(len(counts), NO_TOKEN, dtype=np.int64)
-    wanted = counts > 0
-    last = logits[offsets[1:][wanted] - 1]
-    if last.size:
-        tokens[wanted] = last.argmax(axis=1)
+    if len(counts):
+        last = logits[rows.cumsum() - 1]
+        wanted = counts > 0
+        tokens[wanted] = last[wanted].argmax(axis=1)
         # The greatest of numbers of which one is NaN is NaN.
-        tokens[np.flatnonzero(wanted)[np.isnan(last.max(axis=1))]] = NOT_A_NUMBER
-    return StepResult(tokens, logits, offsets)
+        tokens[np.isnan(last.max(axis=1))] = NOT_A_NUMBER
+        if not wanted.all():
+            logits = logits[np.repeat(wanted, rows)]
+    return StepResult(tokens, logits, np.concatenate((np.zeros(1, dtype=np.int64), counts.cumsum())))

@@ -107,7 +107,8 @@ class StepResult:
     tokens: NDArray[np.int64]
     """[S]: the greedy next token (of equal logits the lowest id); NO_TOKEN where no logits were wanted.
 
-    NOT_A_NUMBER where the last are NaN: that sequence's states and KV are of no use, the others' are as ever.
+    NOT_A_NUMBER where the logits of the last token are NaN, wanted or not: that sequence's states and KV are
+    of no use, the others' are as ever.
     """
     logits: NDArray[np.float32]
     """[R, vocab_size]: the wanted rows; [0, 0] from a runner that has no logits."""

@@ -159,6 +159,31 @@ def test_case_046_numbers_that_are_none_fail_their_request_alone(
     assert given([again]) == given(make_worker(cache=False).generate([poisoned], params))
 
 
+def test_case_046_a_nan_in_an_inner_chunk_is_seen_in_its_step(make_worker: MakeWorker) -> None:
+    """The first of four chunks has it, none of whose logits are asked for: nothing of it reaches the cache."""
+    worker, bad = make_worker(max_num_batched_tokens=64, max_num_seqs=8), VOCABULARY - 1
+    good = [token % 900 + 16 for token in tokens(200)]
+    poisoned = [*good[:10], bad, *good[10:]]
+    row = worker.in_engine(lambda engine: engine.runner.model.embedding[bad].clone())  # type: ignore
+
+    def set_row(value: torch.Tensor) -> None:
+        with torch.inference_mode():
+            worker.in_engine(lambda engine: engine.runner.model.embedding.__setitem__(bad, value))  # type: ignore
+
+    set_row(torch.full_like(row, torch.nan))
+    try:
+        with pytest.raises(FloatingPointError, match="logits are NaN"):
+            worker.submit(poisoned, GREEDY).result(60)
+    finally:
+        set_row(row)
+    stats = worker.stats()
+    assert (stats.engine.steps, stats.engine.computed_tokens) == (1, 0)
+    check_idle(worker)
+    (again,) = worker.generate([poisoned], GREEDY)
+    assert again.num_cached_tokens == 0
+    assert worker.generate([poisoned], GREEDY)[0].num_cached_tokens > 190
+
+
 def test_case_046_an_answer_that_the_cache_cannot_take_is_an_answer(make_worker: MakeWorker) -> None:
     worker = make_worker()
     right = given(worker.generate([tokens(30)], GREEDY))

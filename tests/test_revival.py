@@ -156,10 +156,15 @@ def test_a_turn_of_a_chat_is_not_a_shared_position(told: Told) -> None:
     assert clock.start([*SHARED, 1, 2, 3]).planned == [], "resumed once, by the next turn"
 
 
-def test_a_preempted_request_tells_nothing(told: Told) -> None:
+def test_a_preempted_request_plans_again_and_tells_nothing_twice(told: Told) -> None:
     clock = served(told, 1)
-    assert clock.start([*SHARED, 50, 51], first=False).planned == []
-    assert told.returns == []
+    lease = clock.start([*SHARED, 50, 51])
+    told_of = list(told.returns)
+    assert lease.planned == [10] and told_of
+    clock.cache.finish(lease, 0, clock.now)
+    again = clock.start([*SHARED, 50, 51], first=False)
+    assert again.planned == [10] and again.revived == lease.revived
+    assert told.returns == told_of
 
 
 def test_a_position_that_is_back_is_remembered_no_longer(told: Told) -> None:

@@ -233,7 +233,17 @@ def test_logits_that_are_no_numbers_are_reported(monkeypatch: pytest.MonkeyPatch
     runner = runner_of()
     monkeypatch.setattr(runner.model, "head", torch.full((VOCAB, 8), torch.nan))
     result = run(runner, part(0, 3, 0, num_logits=0), part(0, 3, 1, 20, num_logits=1))
-    assert result.tokens.tolist() == [NO_TOKEN, NOT_A_NUMBER]
-    with pytest.raises(ValueError, match="slot 1 holds no state"):
-        run(runner, part(3, 4, 1, 20))
-    run(runner, part(3, 4, 0, num_logits=0))
+    assert result.tokens.tolist() == [NOT_A_NUMBER, NOT_A_NUMBER]
+    assert result.offsets.tolist() == [0, 0, 1]
+    monkeypatch.undo()
+    for slot, first in ((0, 0), (1, 20)):
+        with pytest.raises(ValueError, match=f"slot {slot} holds no state"):
+            run(runner, part(3, 4, slot, first))
+
+
+def test_rows_that_are_looked_at_for_nan_are_not_given() -> None:
+    whole = cold().logits(TEXT[:6])
+    parts = [part(0, 4, 0, num_logits=0), part(0, 6, 1, 20, num_logits=2), part(0, 5, 2, 30, num_logits=0)]
+    result = run(runner_of(), *parts)
+    assert result.tokens.tolist() == [NO_TOKEN, whole[-1].argmax(), NO_TOKEN]
+    assert result.offsets.tolist() == [0, 0, 2, 2] and np.array_equal(result.logits, whole[4:])
