@@ -1,7 +1,7 @@
 // Causal attention over paged KV with an online softmax over blocks of 64 keys that start at multiples of 64.
 //
-// One item is (sequence, some KV heads, up to 96 rows of them all); a row is one query head at one token. Decoding
-// takes all heads of a block of keys before the next block, since they lie side by side. Scores and outputs are
+// One item is (sequence, up to 96 rows of a KV head, some heads); a row is one query head at one token. An item
+// takes all its heads of a block of keys before the next block, since they lie side by side. Scores and outputs are
 // sums over the head's dimensions and over the keys in ascending order, one chain per element, so that a row does
 // not depend on its tile.
 #include <vector>
@@ -13,6 +13,7 @@ namespace {
 using namespace hc;
 
 constexpr int64_t kKeys = 64, kTileRows = 96;  // a multiple of the 6 rows of a micro-tile
+constexpr int64_t kHeld = 32768;                // floats of all queries of an item: a second level cache holds them
 constexpr int64_t kLines = 4;                   // cache lines of keys, and of values, asked for at once
 constexpr int64_t kFewRows = 12;                // up to here values are read from their pages
 constexpr float kMasked = -1e30f;
@@ -222,20 +223,21 @@ extern "C" void hc_paged_attention(const Args* args, const Batch* batch, int64_t
   int64_t spans = 0;
   for (int64_t s = 0; s < batch->num_sequences; ++s)
     spans += (batch->cu_seqlens[s + 1] - batch->cu_seqlens[s] + tokens - 1) / tokens;
+  const int64_t most = std::max(std::max(kTileRows, tokens * group), kHeld / round_up(p.head_dim, kPanel));
   // As many heads at once as there are rows for, but enough items for all threads.
   const int64_t share = std::max<int64_t>(1, p.kv_heads * spans / threads);
   std::vector<Tile> tiles;
   for (int64_t s = 0; s < batch->num_sequences; ++s)
     for (int64_t t = batch->cu_seqlens[s]; t < batch->cu_seqlens[s + 1]; t += tokens) {
       const int64_t count = std::min(tokens, batch->cu_seqlens[s + 1] - t);
-      const int64_t heads = std::clamp<int64_t>(kTileRows / (count * group), 1, std::min(share, p.kv_heads));
+      const int64_t heads = std::clamp<int64_t>(most / (count * group), 1, std::min(share, p.kv_heads));
       for (int64_t h = 0; h < p.kv_heads; h += heads)
         tiles.push_back({s, t, count, h, std::min(heads, p.kv_heads - h)});
     }
   const int64_t count = static_cast<int64_t>(tiles.size());
 #pragma omp parallel num_threads(threads)
   {
-    Scratch w(p.head_dim, std::max(kTileRows, tokens * group));
+    Scratch w(p.head_dim, most);
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < count; ++i) {
       const Tile& tile = tiles[static_cast<size_t>(count - 1 - i)];  // the longest first
