@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridcache.histogram import Histogram
-from hybridcache.prefix_cache import PrefixCache
+from hybridcache.prefix_cache import PrefixCache, PrefixMatch
 from hybridcache.request import Choice, FinishReason, Request
 from hybridcache.sampler import Sampler
 from hybridcache.scheduler import Scheduled, Scheduler
@@ -114,6 +114,19 @@ class Engine:
             return False
         self._end(request, FinishReason.ABORT, self.clock.now(), cut=True)
         return True
+
+    def explain(self, request: Request) -> tuple[PrefixMatch, dict[str, int]]:
+        """What the cache would give a request now, and what of its prompt would be lost; it is not queued.
+
+        Raises as PrefixCache.explain.
+        """
+        return self.cache.explain(
+            request.prompt,
+            request.namespace,
+            self.clock.now(),
+            max_tokens=request.max_tokens,
+            boundaries=request.boundaries,
+        )
 
     def step(self) -> list[StepOutput]:
         """Run one step; what it did for each request that got a token or ended.

@@ -20,13 +20,17 @@ class LeaseBook:
         self.reclaimer = Reclaimer(store, self.leases)
         self._next_id = 0
 
-    def fits_shared(self, match: Match, num_tokens: int) -> bool:
-        """Whether a request of ``num_tokens`` in all could run alone on the path it matched.
+    def usable(self, match: Match, root: Root, num_tokens: int) -> Match:
+        """``match``, or none where a request of ``num_tokens`` in all could not run alone on its path.
 
         Going on from the middle of a block takes a second block there, and resuming a second slot
         while the state is copied, and a second block where the source ends inside one. A request that
-        only just fits the budget runs cold instead.
+        only just fits the budget runs cold instead. Modifies nothing.
         """
+        fits = not match.matched or self._fits_shared(match, num_tokens)
+        return match if fits else Match(root, None, 0, root, 0)
+
+    def _fits_shared(self, match: Match, num_tokens: int) -> bool:
         blocks, budget = self.store.blocks, self.store.budget
         extra = 1 if blocks.tail(match.matched) else 0
         kv = (blocks.blocks_for(num_tokens) + extra) * blocks.bytes_per_id

@@ -11,7 +11,7 @@ from hybridcache.lease import Lease, StateCopy, StateEmit, Wait
 from hybridcache.lease_book import LeaseBook
 from hybridcache.loss import losses
 from hybridcache.namespace import Namespace
-from hybridcache.node import FOREVER, Match
+from hybridcache.node import FOREVER
 from hybridcache.pending import ask_to_wait, longest_pending
 from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
 from hybridcache.policies.columns import FINAL
@@ -110,12 +110,18 @@ class PrefixCache:
         tokens: Sequence[int] | TokenIds,
         namespace: Namespace,
         now: float,
+        *,
+        max_tokens: int = 1,
         boundaries: Sequence[int] = (),
     ) -> tuple[PrefixMatch, dict[str, int]]:
-        """What ``acquire`` would hit and match, and the tokens that it would lose, by reason."""
-        tree, raw = self.store.tree, as_token_ids(tokens).tobytes()
-        root = tree.root(namespace)
-        match = tree.match(root, raw, now)
+        """What ``acquire`` would hit and match, if it had room, and the tokens that it would lose, by reason.
+
+        Frees what has expired, as ``acquire`` does first, and modifies nothing else. Raises as it does.
+        """
+        tree, prompt = self.store.tree, self._admissible(tokens, max_tokens, first=False)
+        self._reclaimer.expire(now)
+        root, raw = tree.root(namespace), prompt.tobytes()
+        match = self._book.usable(tree.match(root, raw, now), root, len(prompt) + max_tokens - 1)
         lost, _ = losses(self.store, match, raw, boundaries)
         tree.forget_if_empty(root)
         return PrefixMatch(match.hit, match.matched), lost
@@ -195,16 +201,9 @@ class PrefixCache:
         Raises RequestTooLarge when the request could never fit, ValueError for an empty prompt, ids
         out of range or a bad limit.
         """
-        prompt = as_token_ids(tokens)
-        num_prompt = len(prompt)
-        if not num_prompt:
-            raise ValueError("the prompt is empty: give at least one token")
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens={max_tokens}: give at least 1")
         ttl = self.ttl_seconds if ttl_seconds is None else _checked_ttl(ttl_seconds)
-        if not self.fits(num_prompt, max_tokens):
-            raise self.refuse(num_prompt, max_tokens, first=first)
-        store = self.store
+        prompt = self._admissible(tokens, max_tokens, first=first)
+        store, num_prompt = self.store, len(prompt)
         self._reclaimer.expire(now)
         root = store.tree.root(namespace)
         raw = prompt.tobytes()
@@ -212,8 +211,7 @@ class PrefixCache:
         wait = ask_to_wait(store, self.leases.values(), root, raw, match.hit, waited)
         if wait is not None:
             return wait
-        if match.matched and not self._book.fits_shared(match, num_prompt + max_tokens - 1):
-            match = Match(root, None, 0, root, 0)
+        match = self._book.usable(match, root, num_prompt + max_tokens - 1)
         path_goes_on = match.path_goes_on
         lost, remembered = losses(store, match, raw, boundaries)
         lease = self._book.open(root, raw, match, reserve, now)
@@ -342,6 +340,17 @@ class PrefixCache:
                 self._reclaimer.flush(root)
 
     # Inside
+
+    def _admissible(self, tokens: Sequence[int] | TokenIds, max_tokens: int, *, first: bool) -> TokenIds:
+        """The ids [P] of a prompt that can run. Raises ValueError, RequestTooLarge."""
+        prompt = as_token_ids(tokens)
+        if not len(prompt):
+            raise ValueError("the prompt is empty: give at least one token")
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens={max_tokens}: give at least 1")
+        if not self.fits(len(prompt), max_tokens):
+            raise self.refuse(len(prompt), max_tokens, first=first)
+        return prompt
 
     def await_pending(
         self, tokens: TokenIds, namespace: Namespace, now: float, waited: Collection[int] = ()

@@ -1,7 +1,7 @@
 """What a worker serves: a checkpoint folder, its length, and the engine over it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +100,20 @@ def build_engine(
     )
     runner = ModelRunner(loaded.model, storage)
     return Engine(cache, Scheduler(cache, limits), runner, clock, Sampler())
+
+
+def exchange_weights(engine: Engine, folder: Path, load: Callable[..., LoadedModel]) -> None:
+    """Go on with another checkpoint of the same geometry; all that is cached is forgotten.
+
+    ``load`` as `load_model`. Raises ValueError for another geometry, RuntimeError while requests are running
+    or waiting.
+    """
+    if engine.has_work:
+        raise RuntimeError("requests are running: wait for them, or abort them, to change weights")
+    assert isinstance(engine.runner, ModelRunner)
+    spec = engine.cache.spec
+    loaded = load(folder, name=spec.name)
+    if loaded.spec.fingerprint != spec.fingerprint:
+        raise ValueError(f"{folder} has another geometry than {spec.name}: start a new worker")
+    engine.runner.model = loaded.model
+    engine.cache.flush()

@@ -6,35 +6,55 @@ from threading import Lock
 
 from hybridcache.explainer import Explainer
 from hybridcache.explanation import Explanation, TemplateTotals
-from hybridcache.prompt_log import MOST_PROMPTS, PromptRecord
+from hybridcache.prompt_log import MOST_PROMPTS, MOST_TOKENS, PromptRecord
 from hybridcache.request import Request
 
 
 class Traffic:
     """Noting a request costs an append; comparing prompts is left to whoever asks, in their thread.
 
-    Of what was sent between two questions, the last 512 prompts count. Thread-safe.
+    Of what was sent between two questions the last prompts count: at most ``most_prompts``, of at most
+    ``most_tokens`` tokens (4 bytes each) together. Thread-safe.
     """
 
-    def __init__(self, explainer: Explainer) -> None:
+    def __init__(
+        self, explainer: Explainer, most_prompts: int = MOST_PROMPTS, most_tokens: int = MOST_TOKENS
+    ) -> None:
         self._explainer = explainer
+        self._most_prompts, self._most_tokens = most_prompts, most_tokens
         self._lock = Lock()
-        self._noted: deque[PromptRecord] = deque(maxlen=MOST_PROMPTS)
+        """Of the explainer: held for as long as explaining takes."""
+        self._noting = Lock()
+        """Of what was noted: held for a moment, since the engine waits for it."""
+        self._noted: deque[PromptRecord] = deque()
+        self._num_tokens = 0
+
+    @property
+    def num_noted_tokens(self) -> int:
+        """Tokens of the prompts that nobody has asked about yet."""
+        return self._num_tokens
 
     def note(self, request: Request) -> None:
-        """A request ended. One that shares nothing by its own wish, or was never let in, does not count."""
-        if request.private or not (request.hit or request.lost):
+        """A request ended. One that shares nothing by its own wish, or was never let in, does not count.
+
+        Nor does a prompt longer than ``most_tokens``.
+        """
+        size = request.num_prompt
+        if request.private or not (request.hit or request.lost) or size > self._most_tokens:
             return
-        self._noted.append(
-            PromptRecord(
-                request.namespace,
-                request.prompt,
-                request.boundaries,
-                request.hit,
-                request.matched,
-                request.lost,
-            )
+        record = PromptRecord(
+            request.namespace,
+            request.prompt,
+            request.boundaries,
+            request.hit,
+            request.matched,
+            request.lost,
         )
+        with self._noting:
+            self._noted.append(record)
+            self._num_tokens += size
+            while len(self._noted) > self._most_prompts or self._num_tokens > self._most_tokens:
+                self._num_tokens -= len(self._noted.popleft().tokens)
 
     def explain(self, record: PromptRecord) -> Explanation:
         """Explain a prompt against those that were sent."""
@@ -49,5 +69,7 @@ class Traffic:
             return self._explainer.totals
 
     def _take_in(self) -> None:
-        while self._noted:
-            self._explainer.add(self._noted.popleft())
+        with self._noting:
+            taken, self._noted, self._num_tokens = self._noted, deque(), 0
+        for record in taken:
+            self._explainer.add(record)

@@ -29,7 +29,6 @@ from hybridcache.prefix_cache import PrefixCache, RequestTooLarge
 from hybridcache.prices import Prices
 from hybridcache.prompt_log import PromptRecord
 from hybridcache.request_output import RequestOutput
-from hybridcache.runner import ModelRunner
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.scheduler import SchedulerConfig
 from hybridcache.served_model import (
@@ -37,6 +36,7 @@ from hybridcache.served_model import (
     build_engine,
     checkpoint_folder,
     default_params,
+    exchange_weights,
     model_length,
     policy_settings,
 )
@@ -119,7 +119,7 @@ class Worker:
         limits = SchedulerConfig(max_num_seqs, max_num_batched_tokens, order)
         self._model_len = model_length(folder, max_model_len)
         clock = MonotonicClock()
-        self._jobs = OpenJobs(None if max_queue is None else max_num_seqs + max_queue)
+        self._jobs = OpenJobs(clock, max_num_seqs, max_queue)
         ops = build_ops(backend, device=device, linear=linear)
         log.info("kernels: %s", describe(ops))
         load = partial(load_model, ops=ops, dtype=dtype)
@@ -289,19 +289,22 @@ class Worker:
         return self._engine.call(WorkerStats.of)
 
     def explain(
-        self, prompt: Prompt | ChatPrompt | Sequence[Message], *, cache_salt: str | None = None
+        self,
+        prompt: Prompt | ChatPrompt | Sequence[Message],
+        *,
+        max_tokens: int | None = 1,
+        cache_salt: str | None = None,
     ) -> Explanation:
         """Where the prefix of a prompt (text, token ids or a chat) would be lost now, and why. Sends nothing.
 
         It is compared with the last prompts of the same salt; `as_dict()` of the answer is ready for JSON.
-        Raises as `submit` and `chat` do.
+        With ``max_tokens`` that only just fit the budget it may go on from less. Raises as `submit` does.
         """
         if not isinstance(prompt, str | ChatPrompt) and len(prompt) and isinstance(prompt[0], Mapping):
             prompt = self.codec.chat(cast(Sequence[Message], prompt))
         sent = cast(Prompt | ChatPrompt, prompt)
-        (request,) = self._job(sent, SamplingParams(max_tokens=1), cache_salt).requests
-        where = request.prompt, request.namespace, request.arrival, request.boundaries
-        match, lost = self._engine.call(lambda engine: engine.cache.explain(*where))
+        (request,) = self._job(sent, SamplingParams(max_tokens=max_tokens), cache_salt).requests
+        match, lost = self._engine.call(lambda engine: engine.explain(request))
         return self._traffic.explain(
             PromptRecord(request.namespace, request.prompt, request.boundaries, *match, lost)
         )
@@ -333,18 +336,7 @@ class Worker:
         Raises ValueError for another geometry, RuntimeError while requests are running or waiting.
         """
         folder = checkpoint_folder(model)
-
-        def load(engine: Engine) -> None:
-            if engine.has_work:
-                raise RuntimeError("requests are running: wait for them, or abort them, to change weights")
-            assert isinstance(engine.runner, ModelRunner)
-            loaded = self._load(folder, name=self._spec.name)
-            if loaded.spec.fingerprint != self._spec.fingerprint:
-                raise ValueError(f"{folder} has another geometry than {self._spec.name}: start a new worker")
-            engine.runner.model = loaded.model
-            engine.cache.flush()
-
-        self._engine.call(load)
+        self._engine.call(lambda engine: exchange_weights(engine, folder, self._load))
 
     def close(self) -> None:
         """End after the running step; what has not ended fails with WorkerClosed. Twice is once."""

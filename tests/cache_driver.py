@@ -96,6 +96,9 @@ class Driver:
         found = cache.match_prefix(tokens, name, self.now)
         best = naive.find(name, tokens, self.now)
         self._compare(name, tokens, Found(*found), best)
+        told = None
+        if self._fits(len(tokens) + remaining - 1):
+            told = cache.explain(tokens, name, self.now, max_tokens=remaining)
         alone = not cache.leases
         free = cache.usage().free
         try:
@@ -123,6 +126,7 @@ class Driver:
             assert cache.usage().free >= free, "nothing is taken by a request that has no room"
             return
         assert answer.hit + sum(answer.lost.values()) == len(tokens), (answer, answer.lost)
+        assert told == ((answer.hit, answer.matched), answer.lost), "what is explained is what happens"
         given = Found(answer.hit, answer.matched)
         if request.ttl_seconds is None and self.ttl_seconds is None:
             assert given in (tuple(found), (0, 0)), "what is said is what is given"

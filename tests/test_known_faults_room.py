@@ -5,7 +5,7 @@ import pytest
 from hybridcache.lease import Lease, Wait
 from hybridcache.policies.build import build_admission
 from hybridcache.prefix_cache import RequestTooLarge
-from tests.serving import KINDS, Serving, joined, text
+from tests.serving import KINDS, NAMESPACE, Serving, joined, text
 
 RECURRENT = ["hybrid", "recurrent"]
 MEMORIES = ["unified", "split"]
@@ -145,3 +145,30 @@ def test_case_032_a_checkpoint_is_optional(kind: str) -> None:
     serving.check_idle()
     assert stats.checkpoints_admitted == 3
     assert serving.look(joined(text(200, 2), text(33, 9))).hit == 232
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_case_066_what_is_explained_is_what_happens(kind: str, memory: str) -> None:
+    """What only just fits runs cold beside its path, what has room resumes, what expired is gone."""
+    slots = 2 if memory == "split" else 1
+    serving = Serving(
+        KINDS[kind], blocks=64, slots=slots, memory=memory, ttl_seconds=100.0, admission="final_only"
+    )
+    cache = serving.cache
+    prompt = joined(text(500), text(500, 2))
+    serving.serve(text(500))
+    for now, max_tokens, hit in ((1.0, 25, 0), (1.0, 1, 500), (1.0, 25, 0), (200.0, 1, 0)):
+        serving.now = now
+        counted = cache.stats.copy()
+        told, lost = cache.explain(prompt, NAMESPACE, now, max_tokens=max_tokens)
+        assert cache.stats.input_tokens == counted.input_tokens
+        lease = serving.begin(prompt, max_tokens=max_tokens)
+        assert (told, lost) == ((lease.hit, lease.matched), lease.lost)
+        assert told.hit == hit and sum(lost.values()) == 1_000 - hit
+        assert ("expired" in lost) == (now > 100)
+        serving.end(lease, keep=0)
+        serving.check_idle()
+    with pytest.raises(RequestTooLarge, match="max_tokens=26"):
+        cache.explain(prompt, NAMESPACE, 200.0, max_tokens=26)
+    assert cache.stats.requests_refused == 0

@@ -89,6 +89,12 @@ def test_the_chat_is_openais(make_server: MakeServer) -> None:
         assert client.messages.count_tokens(model="tiny", **body).input_tokens == count
         found = client.messages.create(model="tiny", max_tokens=4, **body)
         assert sum(parts(found.usage)) == count
+        for choice in ({"type": "auto", "disable_parallel_tool_use": True}, {"type": "none"}):
+            same_tools = client.messages.create(model="tiny", max_tokens=4, tool_choice=choice, **body)
+            assert same_tools.content == found.content
+            assert (
+                client.messages.count_tokens(model="tiny", tool_choice=choice, **body).input_tokens == count
+            )
         text = http.post(f"{server.url}/v1/chat/completions", json={**same, "max_tokens": 4}).json()
         assert text["choices"][0]["message"]["content"] == found.content[0].text
         assert text["usage"]["prompt_tokens_details"]["cached_tokens"] == count - 1
@@ -159,7 +165,10 @@ def test_leaving_a_stream_frees_everything(make_server: MakeServer) -> None:
         ({"messages": [{"role": "system", "content": "?"}]}, "'user' or 'assistant'"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "block of type 'image'"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1_024}}, "thinking is not supported"),
-        ({"tools": TOOLS, "tool_choice": {"type": "auto"}}, "tool_choice is not supported"),
+        ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "calls are not read out of answers"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "weather"}}, "calls are not read out of"),
+        ({"tools": TOOLS, "tool_choice": {"type": "novel"}}, "tool_choice.type: Input should be 'auto'"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"extra_body": {"cache_salt": ""}}, "cache_salt"),
         ({"max_tokens": 2_000}, "max_model_len"),
     ],

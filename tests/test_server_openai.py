@@ -188,9 +188,16 @@ def test_tools_and_past_calls_are_in_the_prompt(make_server: MakeServer) -> None
         turn = client.chat.completions.create(messages=chat, **settings)
         assert turn.usage is not None and turn.usage.prompt_tokens_details is not None
         assert (turn.usage.prompt_tokens_details.cached_tokens or 0) >= tokens["count"] - 2
-        for choice in ("auto", "required", {"type": "function", "function": {"name": "weather"}}):
-            with pytest.raises(openai.BadRequestError, match="calls are not read out of answers"):
-                client.chat.completions.create(messages=chat, tool_choice=choice, **settings)
+        # Agents' frameworks send these by default; with them an answer in words is an answer.
+        for choice in ("auto", "none", None):
+            free = client.chat.completions.create(messages=chat, tool_choice=choice, **settings)
+            assert free.choices[0].message.content == turn.choices[0].message.content
+            assert free.choices[0].message.tool_calls is None
+        demands: list[Any] = ["required", {"type": "function", "function": {"name": "weather"}}, "novel", {}]
+        for demand in demands:
+            with pytest.raises(openai.BadRequestError, match="calls are not read out of answers") as caught:
+                client.chat.completions.create(messages=chat, tool_choice=demand, **settings)
+            assert caught.value.param == "tool_choice"
 
 
 def test_leaving_a_stream_frees_everything(make_server: MakeServer) -> None:
@@ -307,7 +314,7 @@ def test_a_full_queue_says_when_to_come_again(make_server: MakeServer) -> None:
         waiting = server.worker.submit([1, 2, 3])
         with pytest.raises(openai.RateLimitError, match="try again later") as caught:
             client.completions.create(prompt=TEXT, **settings)
-        assert caught.value.response.headers["retry-after"] == "1"
+        assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
         with pytest.raises(openai.RateLimitError):
             client.completions.create(model="tiny", prompt=[TEXT, TEXT])
         waiting.abort()

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -41,8 +41,3 @@ def told(names: list[str]) -> str:
     """Names from a client in one line of plain ASCII."""
     more = ", ..." if len(names) > MOST_NAMED else ""
     return ", ".join(ascii(name)[1:-1][:64] for name in names[:MOST_NAMED]) + more
-
-
-def plain(value: Any) -> Any:
-    """A body's field as plain JSON values, for templates."""
-    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value

@@ -19,12 +19,15 @@ MOST_NODES = 100_000
 class ExplainBody(ChatFields):
     """A prompt, or a chat, as it would be sent."""
 
+    model: str | None = None
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
     messages: list[ChatMessage] | None = None  # type: ignore[assignment]
     prompt: str | list[int] | None = None
     cache_salt: str | None = None
 
 
-def cache_routes(worker: Worker) -> APIRouter:
+def cache_routes(worker: Worker, models: ServedModels) -> APIRouter:
     """The endpoints, for one worker."""
     router = APIRouter(tags=["cache"])
 
@@ -36,14 +39,16 @@ def cache_routes(worker: Worker) -> APIRouter:
     @router.post("/cache/explain")
     async def explain(body: ExplainBody, request: Request) -> JSONResponse:
         """Where the prefix of a prompt would be lost now, and why; nothing is generated."""
-        headers = ServedModels.headers(body.ignored())
+        headers = models.headers(body.ignored())
+        models.check(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt or messages, one of them", param="prompt")
         salt = request.headers.get(SALT_HEADER, body.cache_salt)
 
         def act() -> dict[str, Any]:
             prompt = body.chat(worker) if body.prompt is None else body.prompt
-            return worker.explain(prompt, cache_salt=salt).as_dict()
+            most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+            return worker.explain(prompt, max_tokens=1 if most is None else most, cache_salt=salt).as_dict()
 
         return JSONResponse(await off_loop(act), headers=headers)
 

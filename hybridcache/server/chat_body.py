@@ -13,6 +13,9 @@ from hybridcache.server.generation_body import GenerationBody, seconds
 from hybridcache.text_codec import ChatPrompt
 from hybridcache.worker import Worker
 
+FREE_CHOICES = ("none", "auto")
+"""Values of `tool_choice` that no call has to come of."""
+
 
 class Tool(Body):
     """A function that the model is told of."""
@@ -47,13 +50,14 @@ class ChatBody(ChatFields, GenerationBody):
     max_tokens: int | None = Field(None, description="the older name of max_completion_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description="none or auto, which are one: tools are in the prompt, and answers are texts"
+    )
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerationBody.unsupported,
-        # Tools are put in the prompt; reading calls out of the answer is not built.
-        "tool_choice": ("none",),
         "functions": ([],),
-        "function_call": ("none",),
+        "function_call": FREE_CHOICES,
         "audio": (),
         "modalities": (["text"],),
         "prediction": (),
@@ -68,16 +72,9 @@ class ChatBody(ChatFields, GenerationBody):
     }
 
     def checked(self) -> list[str]:
-        choice = (self.model_extra or {}).get("tool_choice")
-        if choice not in (None, "none"):
-            raise ApiError(
-                400,
-                f"tool_choice={choice!r}: calls are not read out of answers; leave it out, and tools are put "
-                "in the prompt and the answer comes as text",
-                param="tool_choice",
-                code="unsupported_field",
-            )
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.tool_choice not in (None, *FREE_CHOICES):
+            raise unreadable_calls(self.tool_choice)
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
         return super().checked()
 
@@ -111,6 +108,17 @@ def chat_prompt(
         settings["tools"] = list(tools)
     return worker.codec.chat(
         chat.messages, breakpoints=chat.breakpoints, continue_final=continue_final, **settings
+    )
+
+
+def unreadable_calls(choice: object) -> ApiError:
+    """Why a ``tool_choice`` that demands a call is refused."""
+    return ApiError(
+        400,
+        f"tool_choice={choice!r} asks for a call, and calls are not read out of answers: leave it out, or "
+        "choose auto; tools are put in the prompt, and the answer comes as text",
+        param="tool_choice",
+        code="unsupported_field",
     )
 
 

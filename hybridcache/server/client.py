@@ -22,14 +22,20 @@ class ClientGone(Exception):
     """The connection was dropped before there was an answer."""
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of ``work``, which is cancelled, and ClientGone raised, when the client goes first."""
+async def unless_gone(request: Request, answers: Answers, work: Awaitable[T]) -> T:
+    """The result of ``work``, which is cancelled, and ClientGone raised, when the client goes first.
+
+    Whatever it raises, the answers end with it.
+    """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request.receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientGone
         return working.result()
+    except BaseException:
+        answers.abort()
+        raise
     finally:
         await _end(working, leaving)
 
@@ -53,18 +59,19 @@ class EventStream(Response):
         self._first, self._events, self._answers, self._error_event = first, events, answers, error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         sending, leaving = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
+            # First, for what follows may be cancelled.
+            self._answers.abort()
             await _end(sending, leaving)
             await self._events.aclose()
-            self._answers.abort()
 
     async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send(_part(self._first))
         try:
             async for event in self._events:

@@ -1,6 +1,7 @@
 """Errors as clients get them: OpenAI's form, and Anthropic's below /v1/messages."""
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +10,8 @@ from hybridcache.worker import QueueFull, RequestTooLarge, WorkerClosed
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1
-"""What a client is told to wait while the queue is full."""
+MOST_RETRY_SECONDS = 60
+"""What a client is told to wait at most while the queue is full: how fast it empties is a guess."""
 
 OPENAI_TYPES = {
     401: "authentication_error",
@@ -29,6 +30,14 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 
+CODES = (
+    "context_length_exceeded", "queue_full", "invalid_body", "unsupported_field", "unsupported_content",
+    "model_not_found", "invalid_api_key", "body_too_large", "engine_unavailable", "engine_error",
+)  # fmt: skip
+"""Words that programs can tell errors apart by."""
+REASONS = (*CODES[:-2], "invalid_request_error", "not_found_error")
+"""Those of requests that were not taken; by its type what has no code."""
+
 
 class ApiError(Exception):
     """What a request is answered instead of a result."""
@@ -42,13 +51,19 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """``param`` is the field at fault; ``code`` a word that programs can tell errors apart by."""
+        """``param`` is the field at fault; ``code`` one of CODES."""
+        assert code is None or code in CODES, code
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _encodable(message)
+        self.param = None if param is None else _encodable(param)
         self.code = code
         self.headers = dict(headers or {})
+
+    @property
+    def reason(self) -> str:
+        """The code, or the type where there is none."""
+        return self.code or OPENAI_TYPES.get(self.status, "invalid_request_error")
 
     def body(self, *, anthropic: bool = False) -> dict[str, Any]:
         """The JSON object of the answer."""
@@ -72,7 +87,8 @@ def refused(error: Exception) -> ApiError:
     if isinstance(error, RequestTooLarge):
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, QueueFull):
-        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
+        seconds = min(max(math.ceil(error.retry_after_seconds), 1), MOST_RETRY_SECONDS)
+        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(seconds)})
     if isinstance(error, ValueError):
         named = re.match(r"(\w+)=", str(error))
         return ApiError(400, str(error), param=named and named[1])
@@ -87,3 +103,8 @@ def failed(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="engine_unavailable")
     log.error("a request failed", exc_info=error)
     return ApiError(500, f"the request failed: {error!r}", code="engine_error")
+
+
+def _encodable(text: str) -> str:
+    """``text`` with lone surrogates, which JSON can name and UTF-8 cannot write, spelt out."""
+    return text.encode("utf-8", "backslashreplace").decode()

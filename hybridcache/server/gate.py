@@ -5,10 +5,10 @@ from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hybridcache.server.errors import ApiError, is_anthropic
+from hybridcache.server.error_answers import ErrorAnswers
+from hybridcache.server.errors import ApiError
 from hybridcache.server.settings import ServerSettings
 
 OPEN_PATHS = ("/health", "/version", "/metrics")
@@ -20,8 +20,9 @@ MOST_ID = 128
 class Gate:
     """ASGI middleware; it leaves the streams of bodies and answers as they are."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, answers: ErrorAnswers) -> None:
         self._app = app
+        self._answers = answers
         self._keys = [key.encode() for key in settings.api_keys]
         self._most_bytes = settings.most_body_bytes
 
@@ -42,9 +43,7 @@ class Gate:
 
         error = self._refusal(scope["path"], headers)
         if error is not None:
-            body = error.body(anthropic=is_anthropic(scope["path"]))
-            response = JSONResponse(body, error.status, headers=error.headers)
-            await response(scope, receive, send_named)
+            await self._answers.answer(scope["path"], error)(scope, receive, send_named)
             return
         await self._app(scope, self._limited(receive), send_named)
 

@@ -105,10 +105,10 @@ def message_routes(worker: Worker, models: ServedModels) -> APIRouter:
         answers = await Answers.to(submit)
         reply = MessageReply(model, prompts[0], for_an_hour="1h" in body.conversation().ttls)
         if not body.stream:
-            (output,) = await unless_gone(request, answers.outputs())
+            (output,) = await unless_gone(request, answers, answers.outputs())
             return JSONResponse(reply.whole(output.samples[0], output.num_cached_tokens), headers=headers)
         events = reply.events(answers)
-        first = await unless_gone(request, anext(events))
+        first = await unless_gone(request, answers, anext(events))
         return EventStream(first, events, answers, _error_event, headers)
 
     @router.post("/v1/messages/count_tokens")

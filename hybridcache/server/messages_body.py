@@ -8,7 +8,7 @@ from pydantic import Field
 from hybridcache.chat_outline import Breakpoint
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.server.body import Body
-from hybridcache.server.chat_body import chat_prompt, longest
+from hybridcache.server.chat_body import FREE_CHOICES, chat_prompt, longest, unreadable_calls
 from hybridcache.server.chat_message import PART_SEPARATOR, CacheControl, Conversation
 from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import SALT_HEADER, seconds
@@ -44,10 +44,19 @@ class Turn(Body):
 class AnthropicTool(Body):
     """A function that the model is told of."""
 
+    type: Literal["custom"] | None = None
     name: str
     description: str | None = None
     input_schema: dict[str, Any] = Field(default_factory=dict)
     cache_control: CacheControl | None = None
+
+
+class ToolChoice(Body):
+    """Whether answers may call tools."""
+
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class CountBody(Body):
@@ -57,11 +66,12 @@ class CountBody(Body):
     messages: list[Turn]
     system: str | list[Block] | None = None
     tools: list[AnthropicTool] | None = None
+    tool_choice: ToolChoice | None = Field(
+        None, description="auto or none, which are one: tools are in the prompt, and answers are texts"
+    )
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "thinking": ({"type": "disabled"},),
-        # Tools are put in the prompt; reading calls out of the answer is not built.
-        "tool_choice": ({"type": "none"},),
         "mcp_servers": ([],),
         "container": (),
         "context_management": (),
@@ -69,6 +79,11 @@ class CountBody(Body):
         "output_config": (),
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(("metadata", "service_tier"))
+
+    def ignored(self) -> list[str]:
+        if self.tool_choice is not None and self.tool_choice.type not in FREE_CHOICES:
+            raise unreadable_calls(self.tool_choice.type)
+        return super().ignored()
 
     def conversation(self) -> Conversation:
         """Messages in OpenAI's form, and the breakpoints in them. Raises ApiError."""

@@ -1,6 +1,6 @@
 """GET /metrics: a worker's counters for Prometheus, under the names that vLLM and SGLang use for them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, generate_latest
@@ -26,9 +26,10 @@ PREFIX = "hybridcache:"
 class WorkerCollector(Collector):
     """Reads a worker when it is asked: nothing is counted a second time, and nothing is global."""
 
-    def __init__(self, worker: Worker, model_name: str) -> None:
-        """``model_name`` is the label that tells workers apart."""
+    def __init__(self, worker: Worker, model_name: str, refused: Mapping[str, int]) -> None:
+        """``model_name`` tells workers apart; ``refused`` counts what the server took not, by reason."""
         self._worker = worker
+        self._refused = refused
         self._labels = {"model_name": model_name}
 
     def collect(self) -> Iterator[Metric]:
@@ -53,6 +54,9 @@ class WorkerCollector(Collector):
         }
         yield self._counters(
             "request_success", "answers ended, each of a prompt's n", "finished_reason", ended.items()
+        )
+        yield self._counters(
+            "requests_refused", "answered with an error at once", "reason", self._refused.items()
         )
         yield self._histogram("time_to_first_token_seconds", "from submission", engine.ttft_seconds)
         yield self._histogram("inter_token_latency_seconds", "from one token to the next", engine.itl_seconds)
@@ -136,10 +140,10 @@ class WorkerCollector(Collector):
         return family
 
 
-def metric_routes(worker: Worker, model_name: str) -> APIRouter:
+def metric_routes(worker: Worker, model_name: str, refused: Mapping[str, int]) -> APIRouter:
     """The endpoint, with a registry of its own, so that workers in one process do not meet."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(WorkerCollector(worker, model_name))
+    registry.register(WorkerCollector(worker, model_name, refused))
     router = APIRouter(tags=["server"])
 
     @router.get("/metrics")

@@ -71,10 +71,10 @@ class Reply(ABC):
     ) -> Response:
         """The response. Raises ApiError while there is no first event; ClientGone."""
         if not stream:
-            outputs = await unless_gone(request, answers.outputs())
+            outputs = await unless_gone(request, answers, answers.outputs())
             return JSONResponse(self.whole(outputs), headers=dict(headers))
         events = self.events(answers)
-        first = await unless_gone(request, anext(events))
+        first = await unless_gone(request, answers, anext(events))
         return EventStream(first, events, answers, _error_event, headers)
 
 
