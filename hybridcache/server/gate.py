@@ -43,6 +43,7 @@ class Gate:
 
         error = self._refusal(scope["path"], headers)
         if error is not None:
+            await self._discard(receive)
             await self._answers.answer(scope["path"], error)(scope, receive, send_named)
             return
         await self._app(scope, self._limited(receive), send_named)
@@ -76,10 +77,20 @@ class Gate:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._most_bytes:
+                if message.get("more_body"):
+                    await self._discard(receive)
                 raise HTTPException(413, self._too_long())
             return message
 
         return counted
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read on, within limits: a client that is cut off while it sends does not see the answer."""
+        left, more = self._most_bytes, True
+        while more and left > 0:
+            message = await receive()
+            left -= len(message.get("body", b""))
+            more = bool(message.get("more_body"))
 
     def _too_long(self) -> str:
         return f"the body is longer than {self._most_bytes} bytes"
