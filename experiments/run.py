@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from hydra.utils import to_absolute_path
 from omegaconf import DictConfig, OmegaConf
 
+from hybridcache.experiments.assisted_cache import assisted_cache
 from hybridcache.experiments.code_version import code_version
 from hybridcache.experiments.engine_settings import EngineSettings
 from hybridcache.experiments.engine_summary import ReplayTimes, engine_summary
@@ -161,24 +162,24 @@ def build_parts(settings: ReplaySettings) -> tuple[ModelSpec, PrefixCache, Trace
         ValueError, OSError: as the parts' builders do, naming the setting or the file.
     """
     spec = spec_of(settings.model)
-    eviction = build_eviction(**settings.eviction)
-    admission = build_admission(**settings.admission)
-    cache = PrefixCache(
-        spec,
-        budget_bytes=settings.budget_bytes,
-        eviction=eviction,
-        admission=admission,
-        block_size=settings.block_size,
-        memory=settings.memory,
-        kv_fraction=settings.kv_fraction,
-        ttl_seconds=settings.ttl_seconds,
-    )
     trace = open_trace(**settings.trace)
     if settings.worker is not None:
         from hybridcache.served_model import model_length
 
         length = model_length(checkpoint_of(settings.worker.model), None)
         trace = VocabularyTrace(trace, spec.vocab_size, length)
+    cache = assisted_cache(
+        spec,
+        trace,
+        eviction=build_eviction(**settings.eviction),
+        admission=build_admission(**settings.admission),
+        mode=settings.mode,
+        budget_bytes=settings.budget_bytes,
+        block_size=settings.block_size,
+        memory=settings.memory,
+        kv_fraction=settings.kv_fraction,
+        ttl_seconds=settings.ttl_seconds,
+    )
     return spec, cache, trace
 
 

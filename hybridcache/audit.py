@@ -113,6 +113,8 @@ def _audit_facts(store: CachedTree, node: Node) -> None:
     else:
         saved = 0.0 if store.recurrent else store.spec.flops(node.start, node.stop)
     assert table.bytes_freed[row] == max(freed, 1), (node, freed, table.bytes_freed[row])
+    prefix = node.stop * store.spec.kv_bytes_per_token + store.spec.checkpoint_bytes
+    assert table.prefix_bytes[row] == max(prefix, 1), (node, prefix, table.prefix_bytes[row])
     assert np.isclose(table.flops_saved[row], saved, rtol=1e-12), (node, saved, table.flops_saved[row])
 
 

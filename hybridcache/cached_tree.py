@@ -217,6 +217,8 @@ class CachedTree:
                 own -= 1
             num_bytes = own * self.blocks.bytes_per_id + has_slot * self.slots.bytes_per_id
             table.bytes_freed[row] = num_bytes or 1.0
+        spec = self.spec
+        table.prefix_bytes[row] = node.stop * spec.kv_bytes_per_token + spec.checkpoint_bytes or 1.0
         if has_slot:
             table.flops_saved[row] = self.spec.flops(int(table.anchor[row]), node.stop)
         elif self.recurrent:
@@ -261,7 +263,8 @@ class CachedTree:
         table.kind[row] = kind
         table.hits[row] = hits
         table.resumable[row] = True
-        table.accessed[row] = table.path_accessed[row] = now
+        table.accessed[row] = now
+        self._touch(node, now)
         table.clock[row] = self.evictor.policy.clock
         table.first_out[row] = table.used[row] = False
         self.renew_slot(node, expires_at)
@@ -291,7 +294,8 @@ class CachedTree:
         table.children[row] = len(node.children)
         self.evictor.hit(row, now)
         table.hits[row] += 1
-        table.accessed[row] = table.path_accessed[row] = now
+        table.accessed[row] = now
+        self._touch(node, now)
         table.clock[row] = self.evictor.policy.clock
         table.first_out[row] = False
         self.changed(node)
@@ -302,6 +306,16 @@ class CachedTree:
             self.stats.checkpoints_used += 1
         if table.kind[row] == FINAL:
             self._supersede(node)
+
+    def _touch(self, node: Node, now: float) -> None:
+        """``node`` was used, and all above it where the policy counts that."""
+        self.table.path_accessed[node.row] = now
+        if self.evictor.policy.touches_path:
+            above = node.parent
+            while above is not None and above.row >= 0:
+                self.table.path_accessed[above.row] = now
+                above.version += 1
+                above = above.parent
 
     def _supersede(self, final: Node) -> None:
         """The prompt-end checkpoint above a final one that was resumed at goes first if nothing used it."""

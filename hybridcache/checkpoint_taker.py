@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hybridcache.checkpoint_plan import end_planned
 from hybridcache.lease import Lease, StateCopy, StateEmit
 from hybridcache.lease_book import LeaseBook
+from hybridcache.node import Node
 from hybridcache.policies.admission import AdmissionPolicy
 from hybridcache.policies.columns import INTERVAL
 
@@ -71,6 +72,8 @@ class CheckpointTaker:
                 hits = lease.revived.get(position, 0)
                 taken = self.store.attach(node, slot, kind, now, now + lease.ttl_seconds, hits)
                 if taken and kind == INTERVAL:
+                    if self.admission.latest_only:
+                        self._drop_unused(lease.interval_nodes)
                     lease.interval_nodes.append(node)
             else:
                 self.store.slots.free(slot)
@@ -114,6 +117,14 @@ class CheckpointTaker:
             self.store.tidy(node)
         lease.interval_nodes = nodes
         return taken == 1 or len(nodes) + taken <= most
+
+    def _drop_unused(self, nodes: list[Node]) -> None:
+        """Give up the checkpoints of ``nodes`` that no request has resumed at, and forget them all."""
+        for node in nodes:
+            if node.slot is not None and not node.slot_pins and not self.store.table.hits[node.row]:
+                self.store.drop_slot(node)
+                self.store.tidy(node)
+        nodes.clear()
 
     def _room_for_state(self, lease: Lease, now: float) -> bool:
         return lease.root.attached and self.book.reclaimer.make_room(

@@ -17,8 +17,8 @@ class NodeTable:
 
     __slots__ = (
         "nodes", "size", "num_nodes", "_free", "_views",
-        "accessed", "path_accessed", "hits", "children", "kind", "flops_saved", "bytes_freed", "depth",
-        "clock", "state", "anchor", "first_out", "used", "resumable", "expires_at",
+        "accessed", "path_accessed", "hits", "children", "kind", "flops_saved", "bytes_freed",
+        "prefix_bytes", "depth", "clock", "state", "anchor", "first_out", "used", "resumable", "expires_at",
         "slot_expires_at",
     )  # fmt: skip
 
@@ -31,7 +31,7 @@ class NodeTable:
         self.num_nodes = 0
         self._free: list[int] = []
         self._views: Columns | None = None
-        # Columns, shape [at least size]; the first nine are explained in Columns.
+        # Columns, shape [at least size]; the first ten are explained in Columns.
         self.accessed = np.zeros(n)
         self.path_accessed = np.zeros(n)
         self.hits = np.zeros(n, dtype=np.int64)
@@ -39,6 +39,7 @@ class NodeTable:
         self.kind = np.zeros(n, dtype=np.int8)
         self.flops_saved = np.zeros(n)
         self.bytes_freed = np.ones(n)
+        self.prefix_bytes = np.ones(n)
         self.depth = np.zeros(n, dtype=np.int64)
         self.clock = np.zeros(n)
         self.state = np.zeros(n, dtype=np.int8)
@@ -77,6 +78,7 @@ class NodeTable:
         self.kind[row] = FINAL
         self.flops_saved[row] = 0.0
         self.bytes_freed[row] = 1.0
+        self.prefix_bytes[row] = 1.0
         self.depth[row] = node.stop
         self.clock[row] = clock
         self.state[row] = NOT_EVICTABLE
@@ -111,8 +113,8 @@ class NodeTable:
     def _columns(self, rows: NDArray[np.int64] | slice) -> Columns:
         return Columns(
             self.accessed[rows], self.path_accessed[rows], self.hits[rows], self.children[rows],
-            self.kind[rows], self.flops_saved[rows], self.bytes_freed[rows], self.depth[rows],
-            self.clock[rows],
+            self.kind[rows], self.flops_saved[rows], self.bytes_freed[rows], self.prefix_bytes[rows],
+            self.depth[rows], self.clock[rows],
         )  # fmt: skip
 
     def facts(self, row: int) -> Facts:
@@ -144,9 +146,9 @@ class NodeTable:
     def _grow(self) -> None:
         old = len(self.state)
         for name in ("accessed", "path_accessed", "hits", "children", "kind", "flops_saved", "bytes_freed",
-                     "depth", "clock", "state", "anchor", "first_out", "used", "resumable", "expires_at",
-                     "slot_expires_at"):  # fmt: skip
+                     "prefix_bytes", "depth", "clock", "state", "anchor", "first_out", "used", "resumable",
+                     "expires_at", "slot_expires_at"):  # fmt: skip
             setattr(self, name, grown(getattr(self, name), 2 * old))
         self._views = None
-        self.bytes_freed[old:] = 1.0
+        self.bytes_freed[old:] = self.prefix_bytes[old:] = 1.0
         self.expires_at[old:] = self.slot_expires_at[old:] = FOREVER

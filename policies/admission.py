@@ -38,6 +38,8 @@ class AdmissionPolicy:
     name: ClassVar[str]
     final: ClassVar[bool] = True
     """Whether a finished request's state is kept."""
+    latest_only: ClassVar[bool] = False
+    """Whether of a request's INTERVAL checkpoints only the last stays, and those that others resumed at."""
 
     def plan(self, prompt: PromptFacts) -> Sequence[Planned]:
         """Positions in (hit, num_prompt], in any order, for a request about to start."""

@@ -6,32 +6,46 @@ from typing import Any, TypeVar
 from hybridcache.policies.admission import AdmissionPolicy
 from hybridcache.policies.age_density import AgeDensity
 from hybridcache.policies.all_blocks import AllBlocks
+from hybridcache.policies.block_ends import BlockEnds
 from hybridcache.policies.block_lru import BlockLru
 from hybridcache.policies.branch_and_final import BranchAndFinal
 from hybridcache.policies.branch_final_prompt import BranchFinalPrompt
+from hybridcache.policies.clairvoyant import Clairvoyant
 from hybridcache.policies.every_n import EveryN
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.policies.final_only import FinalOnly
 from hybridcache.policies.gdsf import Gdsf
+from hybridcache.policies.grid import Grid
 from hybridcache.policies.hit_density import HitDensity
 from hybridcache.policies.lfu import Lfu
 from hybridcache.policies.lru import Lru
 from hybridcache.policies.marconi import Marconi
+from hybridcache.policies.marconi_published import MarconiPublished
+from hybridcache.policies.marconi_tuned import MarconiTuned
 from hybridcache.policies.reuse_rate import ReuseRate
+from hybridcache.policies.state_lru import StateLru
 
 T = TypeVar("T")
 
 EVICTION: dict[str, Callable[..., EvictionPolicy]] = {
-    policy.name: policy for policy in (Lru, BlockLru, Lfu, Gdsf, Marconi, AgeDensity, HitDensity, ReuseRate)
+    policy.name: policy
+    for policy in (
+        Lru, BlockLru, StateLru, Lfu, Gdsf, Marconi, MarconiPublished, AgeDensity, HitDensity, ReuseRate,
+    )
+}  # fmt: skip
+ASSISTED: dict[str, Callable[..., EvictionPolicy]] = {
+    policy.name: policy for policy in (MarconiTuned, Clairvoyant)
 }
+"""Policies that score nothing without the help of a replay (experiments/assisted_cache.py)."""
 ADMISSION: dict[str, Callable[..., AdmissionPolicy]] = {
-    policy.name: policy for policy in (AllBlocks, EveryN, FinalOnly, BranchAndFinal, BranchFinalPrompt)
+    policy.name: policy
+    for policy in (AllBlocks, BlockEnds, EveryN, Grid, FinalOnly, BranchAndFinal, BranchFinalPrompt)
 }
 
 
 def build_eviction(name: str, **settings: Any) -> EvictionPolicy:
     """A new eviction policy. Raises ValueError for an unknown name, an unknown setting or a bad value."""
-    return _build("eviction", EVICTION, name, settings)
+    return _build("eviction", {**EVICTION, **ASSISTED}, name, settings)
 
 
 def build_admission(name: str, **settings: Any) -> AdmissionPolicy:

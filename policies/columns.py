@@ -26,7 +26,8 @@ class Columns:
     accessed: NDArray[np.float64]
     """Seconds: the last time a request resumed at this node, or its creation."""
     path_accessed: NDArray[np.float64]
-    """Seconds: the same for the node or anything that was ever below it, once it is a leaf."""
+    """Seconds: the same for the node or anything that was ever below it, once it is a leaf; at any time
+    when the policy ``touches_path``."""
     hits: NDArray[np.int64]
     """Requests that resumed at this node."""
     children: NDArray[np.int64]
@@ -37,6 +38,8 @@ class Columns:
     """FLOPs from the nearest checkpointed ancestor to the node; 0 for KV that no checkpoint covers."""
     bytes_freed: NDArray[np.float64]
     """Bytes that evicting the node frees, at least 1."""
+    prefix_bytes: NDArray[np.float64]
+    """Bytes of the KV of all tokens before the node's end and of one checkpoint, at least 1."""
     depth: NDArray[np.int64]
     """Tokens from the start of the prompt to the node's end."""
     clock: NDArray[np.float64]
@@ -53,6 +56,7 @@ class Columns:
             kind=np.zeros(n, dtype=np.int8),
             flops_saved=np.zeros(n),
             bytes_freed=np.ones(n),
+            prefix_bytes=np.ones(n),
             depth=np.zeros(n, dtype=np.int64),
             clock=np.zeros(n),
         )

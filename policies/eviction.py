@@ -21,6 +21,8 @@ class EvictionPolicy:
     """True when checkpoints of inner nodes are no candidates."""
     by_block: ClassVar[bool] = False
     """True when a leaf loses one block at a time, from its end."""
+    touches_path: ClassVar[bool] = False
+    """True when the use of a node is a use of all above it, for inner nodes too (Columns.path_accessed)."""
     relative: ClassVar[bool] = False
     """True when a node's score depends on the other rows: only candidates are shown then."""
     remembers: ClassVar[bool] = False

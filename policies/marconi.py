@@ -11,8 +11,7 @@ class Marconi(EvictionPolicy):
     """Recency + alpha x FLOPs saved per byte freed, each scaled to [0, 1] over the rows.
 
     (Pan et al., "Marconi: Prefix Caching for the Era of Hybrid LLMs", MLSys 2025, section 4.3.)
-    FLOPs are divided by what the eviction frees; the paper's published code divides by the whole
-    prefix's memory instead, which keeps long dead contexts.
+    FLOPs are divided by what the eviction frees; `marconi_published` divides as the paper's code does.
     """
 
     name = "marconi"
@@ -25,7 +24,11 @@ class Marconi(EvictionPolicy):
 
     def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
         recency = _unit(columns.accessed)
-        return recency + self.alpha * _unit(columns.flops_saved / columns.bytes_freed)
+        return recency + self.alpha * _unit(columns.flops_saved / self.bytes_charged(columns))
+
+    def bytes_charged(self, columns: Columns) -> NDArray[np.float64]:
+        """Bytes [n] that keeping each node is taken to cost."""
+        return columns.bytes_freed
 
 
 def _unit(values: NDArray[np.float64]) -> NDArray[np.float64]:

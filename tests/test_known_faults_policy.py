@@ -17,7 +17,10 @@ RECURRENT = ["hybrid", "recurrent"]
 MEMORIES = ["unified", "split"]
 BY_HITS = ["lfu", "gdsf"]
 BY_FLOPS = ["marconi", "age_density", "gdsf", "hit_density", "reuse_rate"]
-BY_RECENCY = ["lru", "block_lru", "lfu", "marconi", "age_density", "hit_density", "reuse_rate"]
+BY_RECENCY = [
+    "lru", "block_lru", "state_lru", "lfu", "marconi", "marconi_published", "age_density", "hit_density",
+    "reuse_rate",
+]  # fmt: skip
 
 
 def columns(**facts: list[Any]) -> Columns:
@@ -25,7 +28,7 @@ def columns(**facts: list[Any]) -> Columns:
     whole = {"hits", "children", "kind", "depth"}
     default = {
         "accessed": 100.0, "path_accessed": 100.0, "hits": 1, "children": 0, "kind": FINAL,
-        "flops_saved": 1e6, "bytes_freed": 1e3, "depth": 50, "clock": 0.0,
+        "flops_saved": 1e6, "bytes_freed": 1e3, "prefix_bytes": 1e4, "depth": 50, "clock": 0.0,
     }  # fmt: skip
     arrays: dict[str, Any] = {
         name: np.array(facts.get(name, [value] * 3), dtype=np.int64 if name in whole else np.float64)

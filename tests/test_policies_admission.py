@@ -51,6 +51,24 @@ ALL_BUT_ONE = prompt(hit=39, matched=40, leaves_path=True)
         ("every_n", {"n": 15}, prompt(hit=29), [(30, INTERVAL)]),
         ("every_n", {"n": 15}, prompt(hit=30), []),
         ("every_n", {}, COLD, []),
+        # On the grid: the end of the known path, whether the prompt leaves it or not, and the prompt's end.
+        ("grid", {}, COLD, []),
+        ("grid", {}, prompt(num_prompt=200), [(192, PROMPT_END)]),
+        ("grid", {}, prompt(num_prompt=200, matched=150), [(128, BRANCH), (192, PROMPT_END)]),
+        ("grid", {}, prompt(num_prompt=200, hit=128, matched=150), [(192, PROMPT_END)]),
+        ("grid", {}, prompt(num_prompt=200, hit=192, matched=199), []),
+        ("grid", {}, prompt(num_prompt=192), [(192, PROMPT_END)]),
+        ("grid", {"grid": 16}, BRANCHING, [(16, BRANCH), (32, PROMPT_END)]),
+        # Blocks of 16 tokens, and in units of 4 the junction and the end.
+        ("block_ends", {"unit": 4}, COLD, [(16, INTERVAL), (32, INTERVAL), (36, PROMPT_END)]),
+        (
+            "block_ends",
+            {"unit": 4},
+            BRANCHING,
+            [(16, INTERVAL), (32, INTERVAL), (24, BRANCH), (36, PROMPT_END)],
+        ),
+        ("block_ends", {"unit": 4}, prompt(hit=36, matched=38), []),
+        ("block_ends", {}, GOING_ON, [(16, INTERVAL), (32, INTERVAL), (32, PROMPT_END)]),
     ],
 )
 def test_plans(name: str, settings: dict[str, int], facts: PromptFacts, plan: Plan) -> None:
@@ -65,6 +83,8 @@ def test_plans(name: str, settings: dict[str, int], facts: PromptFacts, plan: Pl
         ("final_only", {}, {40: None}),
         ("branch_and_final", {}, {40: None}),
         ("branch_final_prompt", {}, {40: None}),
+        ("grid", {}, {40: 256, 256: 512, 511: 512}),
+        ("block_ends", {}, {40: 48, 48: 64}),
     ],
 )
 def test_generated_positions(name: str, settings: dict[str, int], after: dict[int, int | None]) -> None:
@@ -73,9 +93,10 @@ def test_generated_positions(name: str, settings: dict[str, int], after: dict[in
 
 
 @pytest.mark.parametrize("name", sorted(ADMISSION))
-def test_every_policy_keeps_the_end(name: str) -> None:
+def test_which_keep_the_end(name: str) -> None:
     policy = build_admission(name)
-    assert policy.final and policy.name == name
+    assert policy.final == (name not in ("grid", "block_ends")) and policy.name == name
+    assert policy.latest_only == (name == "grid")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +106,9 @@ def test_every_policy_keeps_the_end(name: str) -> None:
         ("every_n", {"n": 0}, "n=0"),
         ("every_n", {"m": 5}, "m.*5"),
         ("final_only", {"n": 5}, "does not take"),
+        ("grid", {"grid": 0}, "grid=0"),
+        ("grid", {"every": 0}, "every=0"),
+        ("block_ends", {"unit": 0}, "unit=0"),
     ],
 )
 def test_bad_settings_are_refused(name: str, settings: dict[str, int], word: str) -> None:

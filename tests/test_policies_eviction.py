@@ -1,5 +1,7 @@
 """Each eviction policy picks the victim that its rule names, and scores rise with a node's worth."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,6 +35,7 @@ def columns(**facts: Value) -> Columns:
         "kind": [FINAL] * n,
         "flops_saved": [100.0] * n,
         "bytes_freed": [100.0] * n,
+        "prefix_bytes": [400.0] * n,
         "depth": [10] * n,
         "clock": [0.0] * n,
         **facts,
@@ -62,6 +65,14 @@ def victim(name: str, nodes: Columns, **settings: float) -> int:
         ("marconi", {}, columns(accessed=[0.0, 5.0, 10.0], flops_saved=[300.0, 100.0, 200.0]), 1),
         # Large, but it saves more per byte than the small one: the paper's code would evict it.
         ("marconi", {}, columns(flops_saved=[900.0, 5.0], bytes_freed=[90.0, 1.0]), 1),
+        # The published rule divides by the whole prefix's memory: the deep one goes.
+        ("marconi_published", {}, columns(flops_saved=[9.0, 9.0], prefix_bytes=[10.0, 90.0]), 1),
+        ("marconi", {}, columns(accessed=[3.0, 2.0], flops_saved=[9.0, 9.0], prefix_bytes=[90.0, 10.0]), 1),
+        ("marconi_published", {"alpha": 0.0}, columns(accessed=[3.0, 2.0], prefix_bytes=[90.0, 1.0]), 1),
+        # The state used longest ago, wherever it stands; of those used together the one nearest the root.
+        ("state_lru", {}, columns(path_accessed=[30.0, 10.0, 20.0], children=[0, 3, 0]), 1),
+        ("state_lru", {}, columns(depth=[900, 100, 500]), 1),
+        ("state_lru", {}, columns(path_accessed=[10.0, 10.1], depth=[10**6, 1]), 0),
         ("age_density", {}, columns(flops_saved=[8.0, 9.0], bytes_freed=[1.0, 2.0]), 1),
         ("age_density", {}, columns(accessed=[99.0, 10.0]), 1),
         # 1 / (1 + 90/30) of 3 is less than 1 / (1 + 10/30) of 1; with a long memory it is more.
@@ -78,14 +89,15 @@ def test_the_victim(name: str, values: dict[str, float], nodes: Columns, expecte
 
 
 USES = {
-    "accessed": {"lfu", "marconi", "age_density", "hit_density", "reuse_rate"},
-    "path_accessed": {"lru", "block_lru"},
+    "accessed": {"lfu", "marconi", "marconi_published", "age_density", "hit_density", "reuse_rate"},
+    "path_accessed": {"lru", "block_lru", "state_lru"},
     "hits": {"lfu", "gdsf"},
-    "flops_saved": {"gdsf", "marconi", "age_density", "hit_density", "reuse_rate"},
+    "flops_saved": {"gdsf", "marconi", "marconi_published", "age_density", "hit_density", "reuse_rate"},
     "bytes_freed": {"gdsf", "marconi", "age_density", "hit_density", "reuse_rate"},
+    "prefix_bytes": {"marconi_published"},
     "clock": {"gdsf"},
 }
-"""Facts that move a score; bytes freed lower it, the others raise it."""
+"""Facts that move a score; bytes lower it, the others raise it."""
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -99,7 +111,7 @@ def test_scores_rise_with_worth(name: str, fact: str, low: int, high: int, other
     if name not in USES[fact] or low == high:
         assert scores[0] == scores[1]
         return
-    worse, better = (1, 0) if fact == "bytes_freed" else (0, 1)
+    worse, better = (1, 0) if fact in ("bytes_freed", "prefix_bytes") else (0, 1)
     # These know an age by its bin only.
     assert scores[worse] < scores[better] or (
         name in ("hit_density", "reuse_rate") and fact == "accessed" and scores[0] == scores[1]
@@ -259,9 +271,14 @@ def test_classes_are_all_different() -> None:
         ("marconi", {"alpha": -1.0}, "alpha=-1"),
         ("marconi", {"alpha": float("nan")}, "alpha=nan"),
         ("age_density", {"tau_seconds": 0.0}, "tau_seconds=0"),
+        ("marconi_published", {"alpha": -1.0}, "alpha=-1"),
+        ("marconi_tuned", {"alphas": []}, r"alphas=\[\]: give a list"),
+        ("marconi_tuned", {"alphas": 0.5}, "alphas=0.5: give a list"),
+        ("marconi_tuned", {"alphas": [0.0, -1.0]}, "alpha=-1.0"),
+        ("marconi_tuned", {"window": 0.0}, "window=0.0: give"),
         ("lru", {"alpha": 1.0}, "does not take"),
     ],
 )
-def test_bad_settings_are_refused(name: str, values: dict[str, float], word: str) -> None:
+def test_bad_settings_are_refused(name: str, values: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         build_eviction(name, **values)
