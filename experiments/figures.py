@@ -8,17 +8,26 @@ import argparse
 import csv
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
+from matplotlib.figure import Figure
 
 import hybridcache.conf
+from hybridcache.experiments.run_folder import TIMELINE
 from hybridcache.experiments.run_record import RunRecord, collect_runs
 from hybridcache.experiments.sweep_figure import Point, draw_bars, draw_lines
+from hybridcache.experiments.timeline import read_timeline
+from hybridcache.experiments.timeline_figure import Course, draw_bytes
 from hybridcache.experiments.tracker import log_figure
+
+Table = list[list[Any]]
+
+OVER_TIME: dict[str, Callable[[Sequence[Course], str], Figure]] = {"bytes": draw_bytes}
+"""Kinds of figures that are drawn from timeline.parquet; the others are from summary.json."""
 
 EXPERIMENTS = Path(hybridcache.conf.__file__).parent / "experiment"
 
@@ -59,21 +68,44 @@ def draw_runs(name: str, folder: Path) -> list[Path]:
     if problems or not runs:
         raise ValueError(f"{folder}: {'; '.join(problems) or 'no finished run'}")
     experiment = yaml.safe_load((EXPERIMENTS / f"{name}.yaml").read_text(encoding="utf-8"))
-    drawn = experiment["figure"]
-    points = sorted((point_of(run, drawn) for run in runs), key=lambda p: (p.panel, p.line, p.x))
+    draw = _over_time if experiment["figure"]["kind"] in OVER_TIME else _over_settings
+    figure, table = draw(runs, experiment["figure"], title_of([run.config for run in runs]))
     files = [folder / f"{name}{suffix}" for suffix in (".png", ".csv", ".yaml")]
-    draw = draw_bars if drawn["kind"] == "bars" else draw_lines
-    figure = draw(points, drawn, title_of([run.config for run in runs]))
     figure.savefig(files[0])
     with files[1].open("w", newline="", encoding="utf-8") as out:
-        metrics = list(points[0].values)
-        writer = csv.writer(out)
-        writer.writerow(["panel", "line", drawn["x"], *metrics])
-        writer.writerows([p.panel, p.line, p.x, *(p.values[metric] for metric in metrics)] for p in points)
+        csv.writer(out).writerows(table)
     shared = {"experiment": experiment, "runs": [run.config for run in runs]}
     files[2].write_text(yaml.safe_dump(shared, sort_keys=False), encoding="utf-8")
     log_figure(runs[0].config["wandb"], name, files[0], files[1], folder)
     return files
+
+
+def _over_settings(runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: str) -> tuple[Figure, Table]:
+    """A point for each run."""
+    points = sorted((point_of(run, drawn) for run in runs), key=lambda p: (p.panel, p.line, p.x))
+    metrics = list(points[0].values)
+    table = [["panel", "line", drawn["x"], *metrics]]
+    table += [[p.panel, p.line, p.x, *(p.values[metric] for metric in metrics)] for p in points]
+    return (draw_bars if drawn["kind"] == "bars" else draw_lines)(points, drawn, title), table
+
+
+def _over_time(runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: str) -> tuple[Figure, Table]:
+    """A panel for each run, or a column of them."""
+    courses = [course_of(run, drawn) for run in runs]
+    names = list(dict.fromkeys(name for course in courses for name in course.samples))
+    table: Table = [["panel", *names]]
+    for course in courses:
+        columns = [course.samples.get(name, [""] * len(course.samples["seconds"])) for name in names]
+        table += [[course.panel, *values] for values in zip(*columns, strict=True)]
+    policies = {run.policy for run in runs}
+    title = ", ".join([title, *(f"eviction {policy}" for policy in policies if len(policies) == 1)])
+    return OVER_TIME[drawn["kind"]](courses, title), table
+
+
+def course_of(run: RunRecord, drawn: Mapping[str, Any]) -> Course:
+    """A run's timeline. Raises OSError where it has none."""
+    panel = getattr(run, drawn["panel"])
+    return Course(panel, read_timeline(run.folder / TIMELINE), run.budget_gb)
 
 
 def point_of(run: RunRecord, drawn: Mapping[str, Any]) -> Point:

@@ -54,6 +54,7 @@ class RequestRows:
         path: the Parquet file to write, or None to keep the totals only.
         on_fold: called with each batch of columns ([k], k <= FOLD_ROWS), after the totals have taken it in.
         columns: what a row consists of, COLUMNS or TIMED_COLUMNS.
+        on_row: called with each row.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class RequestRows:
         path: Path | None,
         on_fold: Callable[[Columns], None] | None = None,
         columns: Mapping[str, str] = COLUMNS,
+        on_row: Callable[[Row], None] | None = None,
     ) -> None:
         self.totals = ReplayTotals()
         self._columns = columns
         self._on_fold = on_fold
+        self._on_row = on_row
         self._pending: list[Row] = []
         self._folded: list[Columns] = []
         self._num_folded = 0  # rows in _folded
@@ -79,6 +82,8 @@ class RequestRows:
     def append(self, row: Row) -> None:
         """Add one request's values, in the order of the columns."""
         self._pending.append(row)
+        if self._on_row is not None:
+            self._on_row(row)
         if len(self._pending) == FOLD_ROWS:
             self._fold()
 

@@ -1,4 +1,4 @@
-"""One run: a configuration in, summary.json and requests.parquet out."""
+"""One run: a configuration in; summary.json, requests.parquet and timeline.parquet out."""
 
 import logging
 import math
@@ -22,9 +22,10 @@ from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_engine import replay_engine
 from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.request_rows import COLUMNS, TIMED_COLUMNS, Columns, RequestRows
-from hybridcache.experiments.run_folder import CONFIG, ROWS, SUMMARY, RunFolder
+from hybridcache.experiments.run_folder import CONFIG, ROWS, SUMMARY, TIMELINE, RunFolder
 from hybridcache.experiments.simulation import Simulation, TimedEngine
 from hybridcache.experiments.summary import build_summary
+from hybridcache.experiments.timeline import Timeline
 from hybridcache.experiments.traces.open import open_trace
 from hybridcache.experiments.traces.request import Trace
 from hybridcache.experiments.traces.vocabulary import VocabularyTrace
@@ -74,7 +75,9 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
             tracker.update(rows.totals)
 
         engine = settings.engine
-        rows = RequestRows(folder / ROWS, on_fold, COLUMNS if engine is None else TIMED_COLUMNS)
+        timeline = Timeline(cache, trace.num_requests)
+        columns = COLUMNS if engine is None else TIMED_COLUMNS
+        rows = RequestRows(folder / ROWS, on_fold, columns, timeline.after)
         served: TimedEngine | None = None
         failed = True
         try:
@@ -85,6 +88,7 @@ def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dic
                 served = timed_engine(settings, engine, cache)
                 replay_engine(trace, served, spec, rows, speed=engine.speed)
             rows.close()
+            timeline.write(folder / TIMELINE)
             wall_seconds = perf_counter() - start
             cache.check()
             summary = build_summary(

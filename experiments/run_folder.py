@@ -9,6 +9,7 @@ from typing import Any, Self
 
 SUMMARY = "summary.json"
 ROWS = "requests.parquet"
+TIMELINE = "timeline.parquet"
 CONFIG = "config.json"
 CLAIM = "running"
 
@@ -40,7 +41,7 @@ class RunFolder:
                 f"{self.path} already holds the results of a run; choose another hydra.run.dir, "
                 "or set overwrite=true to replace them"
             )
-        for name in (SUMMARY, ROWS, CONFIG):
+        for name in (SUMMARY, ROWS, TIMELINE, CONFIG):
             (self.path / name).unlink(missing_ok=True)
         return self
 

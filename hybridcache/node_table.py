@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridcache.node import FOREVER, Node
-from hybridcache.policies.columns import FINAL, Census, Columns, Facts
+from hybridcache.policies.columns import FINAL, NUM_KINDS, Census, Columns, Facts
 from hybridcache.pool import grown
 
 NOT_EVICTABLE, LEAF, INNER = range(3)
@@ -131,6 +131,11 @@ class NodeTable:
         return Census(
             self.accessed[rows], self.hits[rows], self.children[rows], self.kind[rows], self.depth[rows]
         )
+
+    def resumable_by_kind(self) -> NDArray[np.int64]:
+        """How many nodes [NUM_KINDS] a request can resume at, by kind."""
+        kinds = self.kind[: self.size][self.resumable[: self.size]]
+        return np.bincount(kinds, minlength=NUM_KINDS)
 
     def evictable(self, leaves_only: bool) -> NDArray[np.int64]:
         """Rows [n] that can be evicted now, ascending."""

@@ -372,9 +372,9 @@ class PrefixCache:
         for reason, count in lease.lost.items():
             stats.lose(reason, count)
         if lease.hit:
-            stats.hit_tokens += lease.hit
-            stats.request_hits += 1
-            stats.flops_saved += self.spec.prefix_flops(lease.hit)
+            source = lease.source
+            at = None if source is None or source.slot is None else self.store.table.kind.item(source.row)
+            stats.hit(lease.hit, self.spec.prefix_flops(lease.hit), at)
 
     def _end(self, lease: Lease, now: float) -> None:
         """What had expired and was pinned by ``lease`` goes with it."""

@@ -39,6 +39,10 @@ class CacheStats:
     """Prompt tokens by the reason why they were not hit; with ``hit_tokens`` they make ``input_tokens``."""
     admitted_by_kind: list[int] = field(default_factory=lambda: [0] * NUM_KINDS)
     """Checkpoints admitted, by the kind of their position (policies/columns.py)."""
+    hits_by_kind: list[int] = field(default_factory=lambda: [0] * NUM_KINDS)
+    """Requests that resumed at a checkpoint, by the kind of its position."""
+    flops_saved_by_kind: list[float] = field(default_factory=lambda: [0.0] * NUM_KINDS)
+    """FLOPs of their hit tokens, likewise."""
     eviction_seconds: Histogram = field(default_factory=lambda: Histogram(EVICTION_BOUNDS))
     """How long making room by eviction took, each time; empty without a timer."""
 
@@ -48,6 +52,8 @@ class CacheStats:
             self,
             lost_tokens=dict(self.lost_tokens),
             admitted_by_kind=self.admitted_by_kind.copy(),
+            hits_by_kind=self.hits_by_kind.copy(),
+            flops_saved_by_kind=self.flops_saved_by_kind.copy(),
             eviction_seconds=self.eviction_seconds.copy(),
         )
 
@@ -55,6 +61,15 @@ class CacheStats:
     def admitted_by_reason(self) -> dict[str, int]:
         """`admitted_by_kind` by the names of the kinds."""
         return dict(zip(KIND_NAMES, self.admitted_by_kind, strict=True))
+
+    def hit(self, num_tokens: int, flops: float, kind: int | None) -> None:
+        """Count a request's hit of ``num_tokens``, worth ``flops``, at a checkpoint of ``kind`` if any."""
+        self.request_hits += 1
+        self.hit_tokens += num_tokens
+        self.flops_saved += flops
+        if kind is not None:
+            self.hits_by_kind[kind] += 1
+            self.flops_saved_by_kind[kind] += flops
 
     def lose(self, reason: str, num_tokens: int) -> None:
         """Count tokens that were not hit."""

@@ -1,6 +1,7 @@
 """Policies by name."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeVar
 
 from hybridcache.policies.admission import AdmissionPolicy
@@ -44,19 +45,47 @@ ADMISSION: dict[str, Callable[..., AdmissionPolicy]] = {
 
 
 def build_eviction(name: str, **settings: Any) -> EvictionPolicy:
-    """A new eviction policy. Raises ValueError for an unknown name, an unknown setting or a bad value."""
-    return _build("eviction", {**EVICTION, **ASSISTED}, name, settings)
+    """A new eviction policy, by its name here or, for a class of one's own, as ``package.module:Class``.
+
+    Raises ValueError for an unknown name, a class that cannot be imported or is no such policy, an unknown
+    setting or a bad value.
+    """
+    return _build("eviction", {**EVICTION, **ASSISTED}, EvictionPolicy, name, settings)
 
 
 def build_admission(name: str, **settings: Any) -> AdmissionPolicy:
-    """A new admission policy. Raises ValueError for an unknown name, an unknown setting or a bad value."""
-    return _build("admission", ADMISSION, name, settings)
+    """A new admission policy; names and errors as for ``build_eviction``."""
+    return _build("admission", ADMISSION, AdmissionPolicy, name, settings)
 
 
-def _build(group: str, table: dict[str, Callable[..., T]], name: str, settings: dict[str, Any]) -> T:
-    if name not in table:
-        raise ValueError(f"{group}={name!r} is unknown; choose one of {', '.join(sorted(table))}")
+def _build(
+    group: str, table: dict[str, Callable[..., T]], base: type[T], name: str, settings: dict[str, Any]
+) -> T:
+    if ":" in name:
+        make: Callable[..., T] = _imported(group, base, name)
+    elif name in table:
+        make = table[name]
+    else:
+        known = ", ".join(sorted(table))
+        raise ValueError(f"{group}={name!r} is unknown; choose one of {known}, or a class, module:Class")
     try:
-        return table[name](**settings)
+        return make(**settings)
     except TypeError as error:
         raise ValueError(f"{group}={name} does not take these settings: {settings} ({error})") from error
+
+
+def _imported(group: str, base: type[T], name: str) -> type[T]:
+    """The class ``module:Class``, a ``base`` with a name of its own."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{group}={name!r} cannot be imported ({error}): its module must be installed or on PYTHONPATH "
+            "(after python -m: or in the folder you are in)"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(f"{group}={name!r} is no subclass of {base.__module__}.{base.__name__}")
+    if "name" not in vars(found):
+        raise ValueError(f'{group}={name!r} has no name of its own; give the class one: name = "..."')
+    return found

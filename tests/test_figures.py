@@ -12,7 +12,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
-from hybridcache.experiments.figures import EXPERIMENTS, draw_runs, main, point_of, title_of
+from hybridcache.experiments.figures import EXPERIMENTS, OVER_TIME, draw_runs, main, point_of, title_of
 from hybridcache.experiments.run import replay, resolved
 from hybridcache.experiments.run_record import RunRecord
 from hybridcache.experiments.sweep_figure import Point, draw_bars, draw_lines
@@ -46,9 +46,13 @@ def test_every_experiment_can_be_run_and_drawn(name: str, tmp_path: Path) -> Non
     files = draw_runs(name, tmp_path)
     assert [path.name for path in files] == [f"{name}.png", f"{name}.csv", f"{name}.yaml"]
     assert files[0].read_bytes().startswith(b"\x89PNG")
-    (row,) = csv.DictReader(files[1].open())
-    drawn = values["figure"]
-    if drawn["kind"] == "bars":
+    rows = list(csv.DictReader(files[1].open()))
+    drawn, row = values["figure"], rows[0]
+    assert (len(rows) > 1) == (drawn["kind"] in OVER_TIME)
+    if drawn["kind"] in OVER_TIME:
+        assert row["panel"] and len(rows) == 21
+        assert float(rows[-1]["input_tokens"]) > float(row["input_tokens"]) == 0.0
+    elif drawn["kind"] == "bars":
         metrics = [key for key in row if key not in ("panel", "line", drawn["x"])]
         assert sum(float(row[key]) for key in metrics) == pytest.approx(100)
     else:
