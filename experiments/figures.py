@@ -21,12 +21,15 @@ from hybridcache.experiments.run_folder import TIMELINE
 from hybridcache.experiments.run_record import RunRecord, collect_runs
 from hybridcache.experiments.sweep_figure import Point, draw_bars, draw_lines
 from hybridcache.experiments.timeline import read_timeline
-from hybridcache.experiments.timeline_figure import Course, draw_bytes
+from hybridcache.experiments.timeline_figure import Course, draw_bytes, draw_learnt
 from hybridcache.experiments.tracker import log_figure
 
 Table = list[list[Any]]
 
-OVER_TIME: dict[str, Callable[[Sequence[Course], str], Figure]] = {"bytes": draw_bytes}
+OVER_TIME: dict[str, Callable[[Sequence[Course], Mapping[str, Any], str], Figure]] = {
+    "bytes": draw_bytes,
+    "learnt": draw_learnt,
+}
 """Kinds of figures that are drawn from timeline.parquet; the others are from summary.json."""
 
 EXPERIMENTS = Path(hybridcache.conf.__file__).parent / "experiment"
@@ -39,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("name", choices=names, help="the experiment")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the replays and of Hydra")
     parser.add_argument("--out", type=Path, help="folder (default: outputs/figures/NAME/ by time)")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder = options.out or Path("outputs") / "figures" / options.name / now
     try:
@@ -99,13 +102,14 @@ def _over_time(runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: str) 
         table += [[course.panel, *values] for values in zip(*columns, strict=True)]
     policies = {run.policy for run in runs}
     title = ", ".join([title, *(f"eviction {policy}" for policy in policies if len(policies) == 1)])
-    return OVER_TIME[drawn["kind"]](courses, title), table
+    return OVER_TIME[drawn["kind"]](courses, drawn, title), table
 
 
 def course_of(run: RunRecord, drawn: Mapping[str, Any]) -> Course:
     """A run's timeline. Raises OSError where it has none."""
-    panel = getattr(run, drawn["panel"])
-    return Course(panel, read_timeline(run.folder / TIMELINE), run.budget_gb)
+    named = {"policy": run.policy, "admission": run.admission}
+    panel = ", ".join(named.get(key) or str(_setting(run.config, key)) for key in drawn["panels"])
+    return Course(panel, run.config["eviction"]["name"], run.budget_gb, read_timeline(run.folder / TIMELINE))
 
 
 def point_of(run: RunRecord, drawn: Mapping[str, Any]) -> Point:

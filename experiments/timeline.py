@@ -70,6 +70,7 @@ class Timeline:
         store, stats = self._cache.store, self._cache.stats
         used, slot_bytes = store.budget.used, store.slots.bytes_per_id
         checkpoints = store.table.resumable_by_kind() * slot_bytes
+        self._learnt.append(store.evictor.policy.learnt())
         self._samples.append(
             (
                 self._requests,

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hybridcache.experiments.figure_frame import dress, legend_below, new_figure
+from hybridcache.experiments.policy_style import policy_styles
+from hybridcache.experiments.timeline import LEARNT
 from hybridcache.policies.columns import KIND_NAMES
 
 KIND_LOOKS = {
@@ -27,12 +29,14 @@ class Course(NamedTuple):
     """One run over its time."""
 
     panel: str
+    policy: str
+    """The eviction policy's name."""
+    budget_gb: float
     samples: Samples
     """The columns of its timeline.parquet, [samples] each."""
-    budget_gb: float
 
 
-def draw_bytes(courses: Sequence[Course], title: str) -> Figure:
+def draw_bytes(courses: Sequence[Course], drawn: Mapping[str, Any], title: str) -> Figure:
     """A column for each run: bytes held, FLOPs saved so far, and these for each byte and second held."""
     figure = new_figure(len(courses), 3, title, height=2.6)
     kinds = [kind for kind in KIND_NAMES if any(course.samples[f"{kind}_bytes"].any() for course in courses)]
@@ -81,6 +85,39 @@ def draw_bytes(courses: Sequence[Course], title: str) -> Figure:
             axes.set_ylim(top=top)
     legend_below(figure)
     return figure
+
+
+def draw_learnt(courses: Sequence[Course], drawn: Mapping[str, Any], title: str) -> Figure:
+    """A panel for each run: what its policy had learnt, a line for each number.
+
+    ``drawn``: by policy, ``labels`` of the vertical axis and ``scales`` that the numbers are multiplied with.
+    """
+    columns = min(len(courses), 2)
+    rows = -(-len(courses) // columns)
+    figure = new_figure(columns, rows, title, width=5.0, height=2.8)
+    names = list(dict.fromkeys(name for course in courses for name in learnt_names(course.samples)))
+    styles = policy_styles(names)
+    for place, course in enumerate(courses):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        minutes = course.samples["seconds"] / 60
+        for name in learnt_names(course.samples):
+            style = styles[name]
+            axes.plot(
+                minutes, course.samples[name] * drawn["scales"].get(course.policy, 1), color=style.color,
+                linestyle=style.line, marker=style.marker, markevery=max(1, len(minutes) // 12), markersize=5,
+                drawstyle="steps-post", linewidth=1.6, label=name.removeprefix(LEARNT),
+            )  # fmt: skip
+        dress(axes, course.panel, "minutes of the trace" if place >= len(courses) - columns else "")
+        axes.set_ylabel(drawn["labels"].get(course.policy, "learnt") if not place % columns else "")
+        axes.set_xlim(0, minutes[-1])
+        axes.set_ylim(bottom=0)
+    legend_below(figure)
+    return figure
+
+
+def learnt_names(samples: Samples) -> list[str]:
+    """The columns of what the policy has learnt."""
+    return [name for name in samples if name.startswith(LEARNT)]
 
 
 def returns(samples: Samples, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

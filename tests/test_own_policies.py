@@ -10,7 +10,7 @@ import pytest
 
 from hybridcache.policies.build import build_admission, build_eviction
 
-OWN = '''
+OWN = """
 import numpy as np
 from hybridcache.policies.admission import AdmissionPolicy
 from hybridcache.policies.eviction import EvictionPolicy
@@ -35,7 +35,7 @@ class Broken(EvictionPolicy):
         return columns.no_such_column
 
 number = 7
-'''
+"""
 
 
 @pytest.fixture

@@ -9,10 +9,23 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridcache.experiments import timeline as timeline_module
-from hybridcache.experiments.run import replay
-from hybridcache.experiments.timeline import COLUMNS, read_timeline
-from hybridcache.experiments.timeline_figure import WINDOWS, Course, draw_bytes, returns
-from hybridcache.policies.columns import KIND_NAMES
+from hybridcache.experiments.replay_cache import replay_cache
+from hybridcache.experiments.replay_settings import ReplaySettings
+from hybridcache.experiments.request_rows import RequestRows
+from hybridcache.experiments.run import build_parts, replay
+from hybridcache.experiments.timeline import COLUMNS, LEARNT, Timeline, read_timeline
+from hybridcache.experiments.timeline_figure import (
+    WINDOWS,
+    Course,
+    draw_bytes,
+    draw_learnt,
+    learnt_names,
+    returns,
+)
+from hybridcache.policies.build import build_admission
+from hybridcache.policies.columns import KIND_NAMES, Columns
+from hybridcache.policies.lru import Lru
+from hybridcache.prefix_cache import PrefixCache
 
 Values = dict[str, Any]
 Samples = dict[str, NDArray[np.float64]]
@@ -26,7 +39,8 @@ def sampled(values: Values, folder: Path) -> tuple[Values, Samples]:
 def test_sums_end_at_the_summary(mode: str, values: Callable[..., Values], tmp_path: Path) -> None:
     settings = ("admission=branch_final_prompt", f"mode={mode}", "trace.limit=60")
     summary, samples = sampled(values(*settings), tmp_path)
-    assert list(samples) == list(COLUMNS)
+    assert list(samples)[: len(COLUMNS)] == list(COLUMNS)
+    assert list(samples)[len(COLUMNS) :] == learnt_names(samples)
     last = {name: column[-1] for name, column in samples.items()}
     assert last["requests"] == summary["requests"] == 60
     for name in ("input_tokens", "hit_tokens", "flops_saved"):
@@ -93,7 +107,8 @@ def test_returns_are_flops_for_bytes_and_time() -> None:
 
 def test_the_picture_shows_what_was_held(values: Callable[..., Values], tmp_path: Path) -> None:
     _, samples = sampled(values("admission=branch_final_prompt"), tmp_path)
-    figure = draw_bytes([Course("one", samples, 1.0), Course("two", samples, float("inf"))], "title")
+    courses = [Course("one", "lru", 1.0, samples), Course("two", "lru", float("inf"), samples)]
+    figure = draw_bytes(courses, {}, "title")
     assert len(figure.axes) == 6
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
@@ -105,3 +120,43 @@ def test_the_picture_shows_what_was_held(values: Callable[..., Values], tmp_path
     held = samples["kv_bytes"] + sum(samples[f"{kind}_bytes"] for kind in KIND_NAMES)
     assert top == pytest.approx(held.max() / 1e9)
     assert not figure.axes[3].lines  # no line for a budget that is infinite
+
+
+class Count(Lru):
+    """Has learnt how often it was asked."""
+
+    name = "count"
+
+    def __init__(self) -> None:
+        self.scored = 0
+
+    def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
+        self.scored += 1
+        return super().score(columns, now)
+
+    def learnt(self) -> dict[str, float]:
+        return {"scored": self.scored, **({"late": 7.0} if self.scored > 1 else {})}
+
+
+def test_what_a_policy_has_learnt_is_sampled(values: Callable[..., Values], tmp_path: Path) -> None:
+    settings = ReplaySettings.from_config(values())
+    spec, _, trace = build_parts(settings)
+    policy = Count()
+    cache = PrefixCache(
+        spec, budget_bytes=1e9, eviction=policy, admission=build_admission("branch_and_final")
+    )
+    timeline = Timeline(cache, trace.num_requests)
+    replay_cache(trace, cache, spec, RequestRows(None, on_row=timeline.after))
+    timeline.write(tmp_path / "t.parquet")
+    samples = read_timeline(tmp_path / "t.parquet")
+    scored = samples[LEARNT + "scored"]
+    assert (scored[0], scored[-1]) == (1, policy.scored) and policy.scored > 10
+    assert (np.diff(scored) >= 0).all()
+    late = samples[LEARNT + "late"]
+    assert np.isnan(late[0]) and late[-1] == 7.0
+    drawn = {"labels": {"count": "times"}, "scales": {"count": 2}}
+    figure = draw_learnt([Course(name, "count", 1.0, samples) for name in "abc"], drawn, "title")
+    lines = {line.get_label(): np.asarray(line.get_ydata()) for line in figure.axes[2].lines}
+    assert lines.keys() == {"scored", "late"}
+    assert lines["scored"].tolist() == (2 * scored).tolist()
+    assert [axes.get_ylabel() for axes in figure.axes] == ["times", "", "times"]

@@ -80,7 +80,7 @@ axes.set_xscale("log", base=2)
 axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
 axes.set_xlabel("budget (GB, log scale)")
 axes.set_ylabel("token hit rate (%)")
-axes.set_ylim(bottom=0)
+axes.set_ylim(0, 1.05 * bound)
 axes.legend(frameon=False)
 plt.show()
 leaders = {budget: max(policies, key=lambda policy: hit_rate(runs[policy, budget])) for budget in budgets}
