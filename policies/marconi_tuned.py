@@ -9,7 +9,7 @@ from hybridcache.policies.columns import Columns
 from hybridcache.policies.marconi import Marconi
 from hybridcache.policies.marconi_published import MarconiPublished
 
-ALPHAS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+ALPHAS = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
 
 
 class MarconiTuned(Marconi):

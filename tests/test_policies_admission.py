@@ -1,5 +1,7 @@
 """Each admission policy's plan, as literals."""
 
+from typing import Any
+
 import pytest
 
 from hybridcache.policies.admission import PromptFacts
@@ -67,11 +69,13 @@ ALL_BUT_ONE = prompt(hit=39, matched=40, leaves_path=True)
             BRANCHING,
             [(16, INTERVAL), (32, INTERVAL), (24, BRANCH), (36, PROMPT_END)],
         ),
+        ("block_ends", {"boundaries": "last"}, BRANCHING, [(32, INTERVAL), (16, BRANCH), (32, PROMPT_END)]),
+        ("block_ends", {"boundaries": "last"}, prompt(hit=32), []),
         ("block_ends", {"unit": 4}, prompt(hit=36, matched=38), []),
         ("block_ends", {}, GOING_ON, [(16, INTERVAL), (32, INTERVAL), (32, PROMPT_END)]),
     ],
 )
-def test_plans(name: str, settings: dict[str, int], facts: PromptFacts, plan: Plan) -> None:
+def test_plans(name: str, settings: dict[str, Any], facts: PromptFacts, plan: Plan) -> None:
     assert [tuple(planned) for planned in build_admission(name, **settings).plan(facts)] == plan
 
 
@@ -87,7 +91,7 @@ def test_plans(name: str, settings: dict[str, int], facts: PromptFacts, plan: Pl
         ("block_ends", {}, {40: 48, 48: 64}),
     ],
 )
-def test_generated_positions(name: str, settings: dict[str, int], after: dict[int, int | None]) -> None:
+def test_generated_positions(name: str, settings: dict[str, Any], after: dict[int, int | None]) -> None:
     policy = build_admission(name, **settings)
     assert {position: policy.next_generated(position, 16) for position in after} == after
 
@@ -109,8 +113,9 @@ def test_which_keep_the_end(name: str) -> None:
         ("grid", {"grid": 0}, "grid=0"),
         ("grid", {"every": 0}, "every=0"),
         ("block_ends", {"unit": 0}, "unit=0"),
+        ("block_ends", {"boundaries": "some"}, "boundaries='some': choose all or last"),
     ],
 )
-def test_bad_settings_are_refused(name: str, settings: dict[str, int], word: str) -> None:
+def test_bad_settings_are_refused(name: str, settings: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         build_admission(name, **settings)
