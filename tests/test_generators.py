@@ -188,6 +188,18 @@ def test_sessions_are_made_when_they_arrive() -> None:
     assert 60 < times[-1] < 160  # 100 sessions at one a second
 
 
+def test_starts_in_bursts() -> None:
+    poisson, bursts = (
+        np.diff([r.arrival for r in make("few_shot", requests=4000, sessions_per_burst=burst)])
+        for burst in (1.0, 20.0)
+    )
+    assert np.mean(bursts) == pytest.approx(np.mean(poisson), rel=0.3) == pytest.approx(0.5, rel=0.3)
+    assert np.median(poisson) > 0.3 and np.median(bursts) < 0.03
+    # Of an exponential wait the deviation is the mean; pauses of 19 means, one time in 20, make 6 of it.
+    assert np.std(poisson) / np.mean(poisson) == pytest.approx(1.0, abs=0.1)
+    assert np.std(bursts) / np.mean(bursts) == pytest.approx(6.0, abs=1.0)
+
+
 @pytest.mark.parametrize(
     ("kind", "setting", "problem"),
     [
@@ -196,6 +208,7 @@ def test_sessions_are_made_when_they_arrive() -> None:
         ("chat", {"requests": True}, "requests must be int"),
         ("chat", {"turns": float("nan")}, "turns must be float"),
         ("chat", {"turns": 0.5}, "turns must be 1 or more"),
+        ("chat", {"sessions_per_burst": 0.5}, "sessions_per_burst must be 1 or more"),
         ("chat", {"system_tokens": "many"}, "system_tokens must be float"),
         ("chat", {"vocab_size": 2**31 + 1}, r"at most 2\*\*31"),
         ("scan", {"scan_fraction": 1.1}, r"lie in \[0, 1\]"),

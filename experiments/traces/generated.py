@@ -13,7 +13,7 @@ _SESSION, _ARRIVALS = 2, 3  # second names of the random streams; shared texts h
 
 
 class GeneratedTrace:
-    """Sessions of one workload, started by a Poisson process and merged by arrival.
+    """Sessions of one workload, started by a Poisson process or in bursts, and merged by arrival.
 
     Nothing but live sessions is held. Every session has its own random stream, so the same seed gives the
     same requests in any process.
@@ -56,7 +56,7 @@ class GeneratedTrace:
                 calls = self._workload.session(self._seed, sampler)
                 heapq.heappush(live, (start, sessions, 0, next(calls), calls))
                 sessions += 1
-                start += gaps.seconds(1 / settings.sessions_per_second)
+                start += gaps.start_gap(1 / settings.sessions_per_second, settings.sessions_per_burst)
             arrival, session, turn, call, calls = heapq.heappop(live)
             yield arrival, session, turn, call
             if (after := next(calls, None)) is not None:

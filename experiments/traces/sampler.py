@@ -5,6 +5,7 @@ import numpy as np
 from hybridcache.tokens import TokenIds
 
 _SPREAD = 0.7  # sigma of the logarithm of a length; messages of real chats spread about this much
+_BURST_SPEED = 20
 _LONGEST = 8  # times the mean: where lengths are cut off
 
 
@@ -31,6 +32,17 @@ class Sampler:
     def seconds(self, mean: float) -> float:
         """An exponential wait in seconds."""
         return float(self._random.exponential(mean))
+
+    def start_gap(self, mean: float, burst: float) -> float:
+        """Seconds from one start to the next, with the given mean; in bursts of ``burst`` starts on average.
+
+        In a burst they follow each other ``_BURST_SPEED`` times as fast, and the pauses between bursts make
+        up for it. With ``burst=1`` it is an exponential wait.
+        """
+        if burst == 1:
+            return self.seconds(mean)
+        within = mean / _BURST_SPEED
+        return self.seconds(burst * mean - (burst - 1) * within if self.happens(1 / burst) else within)
 
     def happens(self, fraction: float) -> bool:
         """True with probability `fraction`."""

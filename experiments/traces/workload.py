@@ -27,7 +27,8 @@ class WorkloadSettings:
     """
 
     requests: int = 1000  # requests in the trace, before thinning and limit
-    sessions_per_second: float = 1.0  # Poisson rate at which sessions start
+    sessions_per_second: float = 1.0  # mean rate at which sessions start
+    sessions_per_burst: float = 1.0  # mean, geometric; 1: a Poisson process
     vocab_size: int = 32_000  # token ids are drawn from [0, vocab_size)
 
     def __post_init__(self) -> None:
@@ -45,7 +46,7 @@ class WorkloadSettings:
                     raise ValueError(f"trace.{field.name} must be 0 (all alike) or more, got {value}")
             elif value <= 0:
                 raise ValueError(f"trace.{field.name} must be positive, got {value}")
-            elif field.name in ("turns", "steps") and value < 1:
+            elif field.name in ("turns", "steps", "sessions_per_burst") and value < 1:
                 raise ValueError(f"trace.{field.name} must be 1 or more, got {value}")
         if self.vocab_size > MAX_VOCAB:
             raise ValueError(f"trace.vocab_size must be at most 2**31, got {self.vocab_size}")
