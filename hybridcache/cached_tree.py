@@ -273,7 +273,8 @@ class CachedTree:
             self._set_anchor(node, node.stop)
         self.stats.checkpoints_admitted += 1
         self.stats.admitted_by_kind[kind] += 1
-        if self.evictor.policy.remembers and len(self.ghost):
+        policy = self.evictor.policy
+        if (policy.remembers or policy.revives) and len(self.ghost):
             self.ghost.forget(self.tree.prefix_hash(node).intdigest())
         return True
 

@@ -91,7 +91,9 @@ class Evictor:
             self._failed()
 
     def returned(self, facts: Facts, now: float) -> None:
-        """Tell the policy that a request would have resumed at a remembered position of these facts."""
+        """Tell a policy that remembers that a request would have resumed at a position of these facts."""
+        if not self.policy.remembers:
+            return
         try:
             self.policy.on_return(facts, now)
             if self.policy.wants_census:
@@ -100,8 +102,11 @@ class Evictor:
             self._failed()
 
     def _census(self, now: float) -> None:
-        """Show the policy what is in the tree, and what is remembered."""
-        self.policy.census(self.table.census().and_also(self._gone.census()), now)
+        """Show the policy what is in the tree and, if it remembers, what went."""
+        positions = self.table.census()
+        if self.policy.remembers:
+            positions = positions.and_also(self._gone.census())
+        self.policy.census(positions, now)
 
     def _serves(self, node: Node, frees_state: bool, frees_kv: bool) -> bool:
         if frees_state and node.slot is None:

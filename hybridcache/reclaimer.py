@@ -170,7 +170,8 @@ class Reclaimer:
         entry = GhostEntry(node.stop, int(store.table.hits[node.row]), reason, node.slot is not None)
         tree = store.tree
         digest = tree.prefix_hash(node).intdigest()
-        learns = store.evictor.policy.remembers and bool(store.table.resumable[node.row])
+        policy = store.evictor.policy
+        learns = (policy.remembers or policy.revives) and bool(store.table.resumable[node.row])
         facts = store.table.facts(node.row) if learns else None
         store.ghost.remember(digest, tree.tail(node), entry, store.table.num_nodes, facts)
 

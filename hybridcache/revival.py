@@ -27,7 +27,7 @@ def revive(lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: flo
             store.evictor.returned(facts, now)
             store.ghost.gone.returned(row, now)
             hits += 1
-        if store.recurrent and _was_shared(facts):
+        if store.recurrent and store.evictor.policy.revives and _was_shared(facts):
             lease.revived[position] = hits
             if position not in lease.kinds:
                 lease.kinds[position] = BRANCH if facts.kind == FINAL else facts.kind

@@ -25,12 +25,14 @@ class EvictionPolicy:
     """True when the use of a node is a use of all above it, for inner nodes too (Columns.path_accessed)."""
     relative: ClassVar[bool] = False
     """True when a node's score depends on the other rows: only candidates are shown then."""
-    remembers: ClassVar[bool] = False
-    """True when it learns from positions that went, too: facts of the remembered ones are kept,
-    ``on_return`` and ``census`` are called, and a remembered position that had been shared gets its
-    checkpoint back when a prompt passes it."""
+    remembers: bool = False
+    """True when it learns from positions that went, too: ``on_return`` is called for them, and ``census``
+    shows them."""
+    revives: bool = False
+    """True when a position that went, and had been shared, is to get its checkpoint back as soon as a prompt
+    passes it."""
     wants_census: bool = False
-    """Set by a policy that ``remembers``, to be shown all positions after the present event."""
+    """Set by a policy that learns from all positions, to be shown them after the present event."""
     clock: float = 0.0
     """A number the cache writes down for a node at each access (Columns.clock)."""
 
@@ -48,7 +50,8 @@ class EvictionPolicy:
         """A prompt passes a position that went, and would have resumed there had it been kept."""
 
     def census(self, positions: Census, now: float) -> None:
-        """All positions that are in the tree or remembered; called when ``wants_census``, which it clears."""
+        """All positions that are in the tree, and those remembered if it ``remembers``; called when
+        ``wants_census``, which it clears."""
 
     def learnt(self) -> Mapping[str, float]:
         """What has been learnt so far, as named numbers for people and figures; {} if nothing ever is.

@@ -9,9 +9,9 @@ BIN_EDGES: NDArray[np.float64] = 0.25 * 2.0 ** (np.arange(NUM_BINS) / 2.0)
 INNER_EDGES = BIN_EDGES[:-1]
 WIDTHS = np.diff(BIN_EDGES, prepend=0.0)
 
-FIRST_GUESS_SECONDS = 30.0
 PRIOR_HITS = 5.0
 MOST_CERTAIN = 0.95
+TINY = 1e-9
 
 Table = NDArray[np.float64]
 
@@ -19,18 +19,22 @@ Table = NDArray[np.float64]
 class LifeTable:
     """An actuary's table over spells. A spell is the time from one use of a position to the next.
 
-    For each group and age bin it counts the spells that were that old, and those that ended there with a use;
-    the quotient is the chance of a use at that age. A group with few counts leans on the group that it is
-    part of: its level, and then each of its bins, is the wider group's, corrected by the quotient of hits
+    For each group and age bin it counts the spells that were that old, and those that ended there with a
+    use; the quotient is the chance of a use at that age. A group with few counts leans on the group that it
+    is part of: its level, and then each of its bins, is the wider group's, corrected by the quotient of hits
     and expected hits, both raised by ``PRIOR_HITS`` (indirect standardization with a gamma prior, as
     actuaries correct a standard table by a small group's experience: Clayton and Kaldor, "Empirical Bayes
-    Estimates of Age-standardized Relative Risks", Biometrics 1987). The widest group leans on a chance
-    that falls as 1 / (``FIRST_GUESS_SECONDS`` + age).
+    Estimates of Age-standardized Relative Risks", Biometrics 1987). The widest group leans on
+    ``_first_guess``.
     """
 
-    def __init__(self, groups: tuple[int, ...]) -> None:
-        """``groups``: how many subgroups each group has, level by level, the widest first."""
+    def __init__(self, groups: tuple[int, ...], pooled: bool = True) -> None:
+        """``groups``: how many subgroups each group has, level by level, the widest first.
+
+        Not ``pooled``: each of the smallest groups leans on the first guess, and on no other group.
+        """
         self.groups = groups
+        self.pooled = pooled
         self.hits = np.zeros((int(np.prod(groups)), NUM_BINS))
         """Spells that ended with a use, by group and age."""
         self.exposed = np.zeros_like(self.hits)
@@ -48,10 +52,14 @@ class LifeTable:
         self.exposed += change.reshape(self.hits.shape).cumsum(axis=1)
 
     def used(self, group: int, before: float, age: float) -> None:
-        """A spell of ``group`` ends at ``age`` with a use; ``before`` as in ``lived``."""
+        """A spell of ``group`` ends at ``age`` (seconds) with a use; ``before`` as in ``lived``."""
         last = int(INNER_EDGES.searchsorted(age))
         self.exposed[group, INNER_EDGES.searchsorted(before) : last + 1] += 1.0
         self.hits[group, last] += 1.0
+
+    def left(self, group: int, before: float, age: float) -> None:
+        """A spell of ``group`` is lost from sight at ``age`` (seconds); ``before`` as in ``lived``."""
+        self.exposed[group, INNER_EDGES.searchsorted(before) : INNER_EDGES.searchsorted(age)] += 1.0
 
     def fade(self, share: float) -> None:
         """Keep ``share`` of all counts, so that what is old weighs less."""
@@ -60,22 +68,48 @@ class LifeTable:
 
     def chances(self) -> Table:
         """The chance [groups, bins] that a spell which reaches a bin ends there with a use."""
-        chance: Table = WIDTHS / (FIRST_GUESS_SECONDS + BIN_EDGES)
         hits, exposed = (counts.reshape(*self.groups, NUM_BINS) for counts in (self.hits, self.exposed))
-        for level in range(len(self.groups) + 1):
-            within = tuple(range(level, len(self.groups)))
-            wider = chance[..., None, :] if level else chance
+        depth = len(self.groups)
+        everything = tuple(range(depth))
+        chance = _first_guess(hits.sum(axis=everything), exposed.sum(axis=everything))
+        for level in range(0 if self.pooled else depth, depth + 1):
+            within = tuple(range(level, depth))
+            wider = chance[..., None, :] if level and self.pooled else chance
             chance = _corrected(wider, hits.sum(axis=within), exposed.sum(axis=within))
         return chance.reshape(self.hits.shape)
 
 
+def _first_guess(hits: Table, exposed: Table) -> Table:
+    """A chance [bins] that falls as 1 / (T + age), averaged over T by how well they agree with the counts.
+
+    ``hits``, ``exposed``: [bins], of all groups. Before there are hits every T is as likely as any other, on
+    a scale of logarithms: the chance falls nearly as 1 / age, and knows no unit of time. The hits soon tell
+    T: each is weighted by the likelihood of their ages, whatever their number.
+    """
+    guesses = WIDTHS / (BIN_EDGES[:, None] + BIN_EDGES)
+    expected = guesses @ exposed
+    total = hits.sum()
+    fit = np.log(guesses) @ hits - total * np.log(expected + TINY)
+    weights = np.exp(fit - fit.max())
+    weights *= (total + PRIOR_HITS) / (expected + PRIOR_HITS) / weights.sum()
+    guess: Table = weights @ guesses
+    return guess
+
+
 def _corrected(chance: Table, hits: Table, exposed: Table) -> Table:
-    """The wider group's ``chance``, corrected by a group's own counts: first its level, then each bin."""
-    expected = (exposed * chance).sum(axis=-1, keepdims=True)
-    level = chance * (hits.sum(axis=-1, keepdims=True) + PRIOR_HITS) / (expected + PRIOR_HITS)
-    level = np.minimum(level, MOST_CERTAIN)
-    each: Table = level * (hits + PRIOR_HITS) / (exposed * level + PRIOR_HITS)
-    return np.minimum(each, MOST_CERTAIN, out=each)
+    """The wider group's ``chance``, corrected by a group's own counts: first its level, then each bin.
+
+    ``hits``, ``exposed``: [..., groups, bins].
+    """
+    expected = exposed * chance
+    chance = _leaning(chance, hits.sum(axis=-1, keepdims=True), expected.sum(axis=-1, keepdims=True))
+    return _leaning(chance, hits, exposed * chance)
+
+
+def _leaning(chance: Table, hits: Table, expected: Table) -> Table:
+    """``chance`` corrected by the quotient of hits and expected hits, as far as there are any."""
+    corrected: Table = chance * ((hits + PRIOR_HITS) / (expected + PRIOR_HITS))
+    return np.minimum(corrected, MOST_CERTAIN, out=corrected)
 
 
 def best_rates(chances: Table) -> Table:
@@ -93,4 +127,10 @@ def best_rates(chances: Table) -> Table:
         occupied = after + after / stays[:, first:]
         occupied *= 0.5 * WIDTHS[first:]
         rates[:, first] = ((1.0 - after) / occupied.cumsum(axis=1)).max(axis=1)
+    return rates
+
+
+def rates_now(chances: Table) -> Table:
+    """Uses a second, [groups, bins], while a position is in its present bin: no look ahead."""
+    rates: Table = chances / (WIDTHS * (1.0 - 0.5 * chances))
     return rates

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hybridcache.policies.columns import BRANCH, FINAL, NUM_KINDS, Census, Columns, Facts
 from hybridcache.policies.eviction import EvictionPolicy
-from hybridcache.policies.life_table import INNER_EDGES, NUM_BINS, LifeTable, best_rates
+from hybridcache.policies.life_table import INNER_EDGES, NUM_BINS, LifeTable, best_rates, rates_now
 
 MAX_HITS, MAX_CHILDREN = 3, 2
 SIZE_EDGES = np.array([2048, 8192, 32768])
@@ -26,6 +26,7 @@ MAIN_GROUPS = {
 }
 """Kind, hits, children and depth (tokens), by name."""
 
+FIRST_CENSUS = 20
 EVENTS_PER_CENSUS = 100
 POSITIONS_PER_EVENT = 100
 FADE = 0.98
@@ -42,22 +43,31 @@ class ReuseRate(EvictionPolicy):
     How soon a position is used again is learnt from all that are known, in the tree or remembered after
     they went, by kind, hits, children, depth and age (``LifeTable``): whether one was evicted has no part in
     it, so that a class that goes early is still seen to be reused, and comes back. ``best_rates`` turns
-    the chances into the rate. Without experience it is a discount by age, as in ``age_density``.
+    the chances into the rate. Without experience it is a discount by age.
     """
 
     name = "reuse_rate"
-    remembers = True
 
-    def __init__(self) -> None:
+    def __init__(
+        self, remember: bool = True, revive: bool = True, look_ahead: bool = True, pooled: bool = True
+    ) -> None:
+        """Each setting takes a part away, to show what it gives: what is learnt from positions that went; the
+        return of shared ones; the best time to keep a position, instead of its chance now; groups that lean
+        on wider ones.
+        """
+        self.remembers = remember
+        self.revives = revive
+        self._rates_of = best_rates if look_ahead else rates_now
+        self._pooled = pooled
         self.reset()
 
     def reset(self) -> None:
-        self.table = LifeTable(GROUPS)
-        self.rates = best_rates(self.table.chances())
+        self.table = LifeTable(GROUPS, self._pooled)
+        self.rates = self._rates_of(self.table.chances())
         """Uses a second, [groups, bins]."""
         self.wants_census = False
         self._events = 0
-        self._events_per_census = EVENTS_PER_CENSUS
+        self._events_per_census = FIRST_CENSUS
         self._counted_at = -np.inf
 
     def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
@@ -78,15 +88,20 @@ class ReuseRate(EvictionPolicy):
         self.on_hit(facts, now)
 
     def on_evict(self, facts: Facts, now: float) -> None:
+        if not self.remembers:
+            group = group_of(facts.kind, facts.hits, facts.children, facts.depth)
+            self.table.left(group, self._counted_at - facts.accessed, now - facts.accessed)
         self._event()
 
     def census(self, positions: Census, now: float) -> None:
         accessed = positions.accessed
         self.table.lived(groups_of(positions), self._counted_at - accessed, now - accessed)
-        self.rates = best_rates(self.table.chances())
+        self.rates = self._rates_of(self.table.chances())
         self.table.fade(FADE ** (self._events / EVENTS_PER_FADE))
         self._counted_at, self._events, self.wants_census = now, 0, False
-        self._events_per_census = max(EVENTS_PER_CENSUS, len(accessed) // POSITIONS_PER_EVENT)
+        # The first counts tell most.
+        usual = min(2 * self._events_per_census, EVENTS_PER_CENSUS)
+        self._events_per_census = max(usual, len(accessed) // POSITIONS_PER_EVENT)
 
     def learnt(self) -> Mapping[str, float]:
         """Uses a second that the main groups yield at the age of 32 s."""

@@ -6,16 +6,17 @@ import pytest
 from hybridcache.policies.columns import BRANCH, FINAL, Census, Columns, Facts
 from hybridcache.policies.life_table import (
     BIN_EDGES,
-    FIRST_GUESS_SECONDS,
     MOST_CERTAIN,
     NUM_BINS,
     PRIOR_HITS,
     WIDTHS,
     LifeTable,
     best_rates,
+    rates_now,
 )
 from hybridcache.policies.reuse_rate import (
     EVENTS_PER_CENSUS,
+    FIRST_CENSUS,
     GROUPS,
     LEARNT_BIN,
     MAX_CHILDREN,
@@ -73,14 +74,41 @@ def test_ages_of_any_size_are_counted() -> None:
     assert (table.hits[0, 0], table.hits[0, -1]) == (2.0, 1.0)
 
 
-def test_without_counts_the_chance_falls_with_age() -> None:
+def test_without_counts_the_rate_falls_nearly_as_one_over_the_age() -> None:
     chances = LifeTable((2, 3)).chances()
-    guess = 1.0 - (FIRST_GUESS_SECONDS + BIN_EDGES - WIDTHS) / (FIRST_GUESS_SECONDS + BIN_EDGES)
-    assert chances.shape == (6, NUM_BINS)
-    assert chances == pytest.approx(np.broadcast_to(guess, (6, NUM_BINS)))
+    assert chances.shape == (6, NUM_BINS) and (chances == chances[0]).all()
     rates = best_rates(chances)[0]
     assert (np.diff(rates) < 0.0).all(), "the older, the less"
-    assert rates[0] == pytest.approx(1.0 / FIRST_GUESS_SECONDS, rel=0.02)
+    slopes = np.diff(np.log2(rates))[4:34]
+    assert slopes.min() > -0.5 and slopes.max() < -0.25, "the ages rise by half a power of two a bin"
+
+
+@pytest.mark.parametrize("due", [8, 16, 26])
+def test_the_hits_tell_the_unit_of_time(due: int) -> None:
+    """Of 100 spells, 50 end with a use in the bins up to ``due``; the others are seen a little longer."""
+    table = LifeTable((1,))
+    for age in BIN_EDGES[due - 4 : due + 1]:
+        for _ in range(10):
+            table.used(0, -np.inf, float(age))
+            table.left(0, -np.inf, float(BIN_EDGES[due + 1]))
+    young, middle, old = table.chances()[0, [due - 6, due, due + 8]] / WIDTHS[[due - 6, due, due + 8]]
+    untaught = LifeTable((1,)).chances()[0, [due - 6, due]] / WIDTHS[[due - 6, due]]
+    assert untaught[0] > 3.0 * untaught[1]
+    assert young < 1.5 * middle, "nothing tells that what is young is used sooner"
+    assert middle == pytest.approx(1.0 / BIN_EDGES[due], rel=0.6)
+    assert old < middle
+
+
+def test_the_first_guess_keeps_to_the_counts_whatever_the_pace() -> None:
+    chances = []
+    for first in (6, 22):
+        table = LifeTable((1,))
+        for age in BIN_EDGES[first : first + 6].tolist():
+            for _ in range(20):
+                table.used(0, -np.inf, age)
+        chances.append(table.chances()[0])
+    slow, fast = chances[1][18:34], chances[0][2:18]
+    assert slow == pytest.approx(fast, rel=0.35), "times 2 to the 8th, and the same"
 
 
 def test_many_counts_are_taken_at_their_word() -> None:
@@ -105,6 +133,24 @@ def test_a_small_group_leans_on_the_wider_one() -> None:
     level = 0.1 * PRIOR_HITS / (1.0 + PRIOR_HITS)
     assert small[1:] == pytest.approx(np.full(NUM_BINS - 1, level), rel=5e-3)
     assert small[0] == pytest.approx(level * PRIOR_HITS / (10.0 * level + PRIOR_HITS), rel=5e-3)
+
+
+def test_groups_that_are_not_pooled_lean_on_nothing_but_the_first_guess() -> None:
+    pooled, apart = LifeTable((2,)), LifeTable((2,), pooled=False)
+    for table in (pooled, apart):
+        table.exposed[0, :] = 1e4
+        table.hits[0, 10] = 4e3
+    assert pooled.chances()[1, 10] > 5.0 * pooled.chances()[1, 20]
+    assert apart.chances()[1, 10] < 3.0 * apart.chances()[1, 20]
+    assert apart.chances()[0] == pytest.approx(pooled.chances()[0], abs=0.05)
+    assert apart.chances().shape == pooled.chances().shape == (2, NUM_BINS)
+
+
+def test_a_spell_that_is_lost_from_sight_counts_as_far_as_it_was_seen() -> None:
+    table = LifeTable((2,))
+    table.left(1, -np.inf, 0.6)
+    table.left(1, 0.3, 0.6)
+    assert table.exposed[1, :5].tolist() == [1.0, 2.0, 2.0, 0.0, 0.0] and not table.hits.any()
 
 
 def test_the_best_rate_of_a_constant_chance() -> None:
@@ -137,6 +183,13 @@ def test_the_best_rate_is_no_less_than_any_rate() -> None:
             alive = left
             best = max(best, (1.0 - alive) / time)
         assert rates[group, first] == pytest.approx(best)
+
+
+def test_the_rate_now_does_not_look_ahead() -> None:
+    chances = np.full((1, NUM_BINS), 0.5)
+    chances[0, 8] = 0.9
+    assert rates_now(chances)[0, 7:9] == pytest.approx([0.5 / (0.75 * WIDTHS[7]), 0.9 / (0.55 * WIDTHS[8])])
+    assert (rates_now(chances) <= best_rates(chances) + 1e-12).all()
 
 
 def test_groups() -> None:
@@ -212,11 +265,30 @@ def test_a_return_counts_as_a_hit() -> None:
 
 def test_evictions_teach_nothing() -> None:
     policy = ReuseRate()
-    before = policy.rates.copy()
     for _ in range(EVENTS_PER_CENSUS):
         policy.on_evict(facts(NOW - 8.0), NOW)
-    policy.census(census(), NOW)
-    assert (policy.rates == before).all()
+    assert not policy.table.exposed.any() and policy.wants_census
+
+
+def test_one_that_does_not_remember_sees_positions_until_they_go() -> None:
+    policy = ReuseRate(remember=False)
+    assert not policy.remembers and policy.revives
+    policy.on_evict(facts(NOW - 1.0), NOW)
+    assert policy.table.exposed.sum() == 4.0, "bins 0 to 3; 1 s lies in the next"
+
+
+def test_its_parts_can_be_taken_away() -> None:
+    assert ReuseRate().remembers and ReuseRate().revives
+    assert not ReuseRate(revive=False).revives
+    whole, now, apart = ReuseRate(), ReuseRate(look_ahead=False), ReuseRate(pooled=False)
+    for policy in (whole, now, apart):
+        for _ in range(EVENTS_PER_CENSUS):
+            policy.on_hit(facts(NOW - 8.0), NOW)
+        policy.census(census(*[(NOW - 500.0, 0, 0, BRANCH, 10)] * 100), NOW)
+    cell = group_of(FINAL, 0, 0, 10), 3
+    assert now.rates[cell] < whole.rates[cell], "no use at the age of 1 s, but soon"
+    other = group_of(FINAL, 3, 2, 10), 10
+    assert whole.rates[other] > 2.0 * apart.rates[other], "request ends are used, and that is all it knows"
 
 
 def test_a_census_counts_what_has_passed_since_the_last() -> None:
@@ -229,14 +301,26 @@ def test_a_census_counts_what_has_passed_since_the_last() -> None:
     assert policy.table.exposed.sum() == 5.0
 
 
+def events_until_a_census(policy: ReuseRate) -> int:
+    events = 0
+    while not policy.wants_census:
+        policy.on_evict(facts(NOW), NOW)
+        events += 1
+    return events
+
+
+def test_the_first_counts_come_soon() -> None:
+    policy, events = ReuseRate(), []
+    for _ in range(6):
+        events.append(events_until_a_census(policy))
+        policy.census(census(), NOW)
+    assert events == [FIRST_CENSUS * 2**i for i in range(3)] + [EVENTS_PER_CENSUS] * 3
+
+
 def test_many_positions_are_counted_less_often() -> None:
     policy = ReuseRate()
     policy.census(census(*[(NOW, 0, 0, FINAL, 10)] * 30_000), NOW)
-    for _ in range(299):
-        policy.on_evict(facts(NOW), NOW)
-    assert not policy.wants_census
-    policy.on_evict(facts(NOW), NOW)
-    assert policy.wants_census
+    assert events_until_a_census(policy) == 300
 
 
 def test_what_is_long_ago_fades() -> None:

@@ -28,7 +28,8 @@ class Told(Lru):
     """Leaves go by recency; what the policy is told of is kept."""
 
     name: ClassVar[str] = "told"
-    remembers: ClassVar[bool] = True
+    remembers = True
+    revives = True
 
     def __init__(self) -> None:
         self.returns: list[Facts] = []
