@@ -1,30 +1,75 @@
 """The table of policies over workloads."""
 
+from pathlib import Path
+
 import pytest
 
 from hybridcache.experiments import policy_table
-from hybridcache.experiments.policy_table import POLICIES, Cell, hit_rates, line
-from hybridcache.policies.build import EVICTION
+from hybridcache.experiments.policy_columns import COLUMNS, JUDGED, OTHERS, PARTS, USUAL
+from hybridcache.experiments.policy_table import Cell, hit_rates, line, requests_of
+from hybridcache.experiments.traces.npz_writer import write_npz
+from hybridcache.experiments.traces.open import open_trace
+
+CELL = Cell("few_shot", 30.0, 1.0, 2.0)
 
 
-def test_a_row_holds_every_policy_and_the_lead_of_the_judged_one() -> None:
-    rates = hit_rates(Cell("few_shot", 30.0, 2.0, 0), "nvidia_hybrid_7b", 150)
-    assert list(rates) == list(POLICIES)
-    assert all(0 < rate < 100 for rate in rates.values()) and len(set(rates.values())) > 2
-    best = max(rate for head, rate in rates.items() if head != "reuse_rate")
-    assert line(Cell("few_shot", 30.0, 2.0, 0), rates).endswith(f"{rates['reuse_rate'] - best:+.1f}")
+def test_every_column_can_be_replayed() -> None:
+    rates = hit_rates(Cell("scan", 1.0, 1.0, 2.0), 0, "nvidia_hybrid_7b", 150, list(COLUMNS))
+    assert list(rates) == list(COLUMNS)
+    assert all(0 < rate < 100 for rate in rates.values()) and len(set(rates.values())) > 3
+    assert rates["clairvoyant"] > max(rates["lru"], rates["hit_density"])
+    assert rates["lru, rev."] != rates["lru"] and rates["no revival"] != rates[JUDGED]
 
 
-def test_the_policies_of_the_table_exist() -> None:
-    assert {name for name, _ in POLICIES.values()} <= EVICTION.keys()
-    assert policy_table.JUDGED in POLICIES
+def test_a_row_holds_means_spreads_and_the_lead_of_the_judged_policy() -> None:
+    first, second = {"lru": 40.0, JUDGED: 51.0, "clairvoyant": 90.0}, {"lru": 50.0, JUDGED: 51.0}
+    second["clairvoyant"] = 90.0
+    cells = line(CELL, [first, second]).split()
+    assert cells[:4] == ["few_shot", "30", "1", "2"] and cells[4:7] == ["45.0", "51.0", "90.0"]
+    assert cells[7:] == ["7.1", "+6.0", "7.1"]
+    assert line(CELL, [first]).split()[-3:] == ["0.0", "+11.0", "0.0"]
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    policy_table.main(["--workloads", "scan", "--pace", "1", "--budget-gb", "2", "--requests", "60"])
-    head, row = capsys.readouterr().out.splitlines()
-    assert (
-        head.split()[0] == "workload"
-        and row.split()[0] == "scan"
-        and len(row.split()) == 4 + len(POLICIES) + 1
+def test_what_is_compared_is_there() -> None:
+    assert {JUDGED, *OTHERS, *USUAL, *PARTS} <= COLUMNS.keys()
+    assert set(OTHERS) & set(USUAL) and set(OTHERS) & set(PARTS)
+
+
+def test_pace_bursts_and_seeds() -> None:
+    usual, slow, bursts, other = (
+        [request.arrival for request in requests_of(cell, seed, 50)]
+        for cell, seed in [
+            (CELL._replace(pace=1.0), 0),
+            (CELL._replace(pace=300.0), 0),
+            (CELL._replace(pace=1.0, burst=20.0), 0),
+            (CELL._replace(pace=1.0), 1),
+        ]
     )
+    assert slow == [300.0 * arrival for arrival in usual]
+    assert bursts != usual != other and len(bursts) == 50
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_npz(open_trace("chat", requests=30), tmp_path / "chat_5turns.npz")
+    settings = "--workloads scan --pace 1 --budget-gb 2 --requests 40 --seeds 0 1 --traces"
+    policy_table.main([*settings.split(), str(tmp_path)])
+    model, head, built_in, *recorded = capsys.readouterr().out.splitlines()
+    assert model == "nvidia_hybrid_7b"
+    assert head.split()[0] == "workload" and built_in.split()[:4] == ["scan", "1", "1", "2"]
+    assert [row.split()[:4] for row in recorded] == [["chat_5turns.npz", "1", "1", gb] for gb in "248"]
+    assert all(len(row.split()) == 4 + len(USUAL) + 3 for row in [built_in, *recorded])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--traces", "nowhere"], "none of agent_100.npz"),
+        (["--columns", "lru"], "name reuse_rate, and one of"),
+    ],
+)
+def test_what_cannot_be_compared(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        policy_table.main(arguments)
+    assert problem in capsys.readouterr().err
