@@ -10,6 +10,7 @@ from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.experiments.traces.request import TraceRequest
 from hybridcache.lease import Lease, Wait
+from hybridcache.namespace import Namespace
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.policies.marconi_tuned import MarconiTuned
 from hybridcache.prefix_cache import PrefixCache
@@ -52,11 +53,13 @@ class TunedCache(PrefixCache):
         self._left = 0
         """Requests until the next tuning; below 0: there is none."""
 
-    def acquire(self, *what: Any, first: bool = True, **settings: Any) -> Lease | Wait | None:
+    def acquire(
+        self, tokens: Any, namespace: Namespace, now: float, *, first: bool = True, **settings: Any
+    ) -> Lease | Wait | None:
         """As the cache does."""
-        lease = super().acquire(*what, first=first, **settings)
+        lease = super().acquire(tokens, namespace, now, first=first, **settings)
         if isinstance(lease, Lease) and first:
-            self._arrivals[lease.id] = what[2] if len(what) > 2 else settings["now"]
+            self._arrivals[lease.id] = now
         return lease
 
     def finish(self, lease: Lease, keep_tokens: int, now: float) -> None:
