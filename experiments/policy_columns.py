@@ -2,7 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from hybridcache.policies.build import build_eviction
+from hybridcache.policies.admission import AdmissionPolicy
+from hybridcache.policies.build import build_admission, build_eviction
 from hybridcache.policies.eviction import EvictionPolicy
 
 
@@ -13,6 +14,11 @@ class Column(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012 - never modified
     revives: bool = False
     """Whether shared positions that went come back at once, also under a policy that does not ask for it."""
+    admission: str = "branch_and_final"
+    admitting: dict[str, Any] = {}  # noqa: RUF012 - never modified
+    """Settings of the admission."""
+    cache: dict[str, Any] = {}  # noqa: RUF012 - never modified
+    """Settings of the cache (`PrefixCache`) that are not the usual ones."""
 
     def build(self) -> EvictionPolicy:
         """A new policy."""
@@ -20,7 +26,19 @@ class Column(NamedTuple):
         policy.revives |= self.revives
         return policy
 
+    def build_admission(self) -> AdmissionPolicy:
+        """Its admission policy."""
+        return build_admission(self.admission, **self.admitting)
 
+    @property
+    def own_rules(self) -> str:
+        """What differs besides eviction, in words; empty where nothing does."""
+        settings = {f"admission.{key}": value for key, value in self.admitting.items()} | self.cache
+        words = [f"{key}={value}" for key, value in settings.items()]
+        return " ".join([f"admission={self.admission}", *words]) if self.cache else ""
+
+
+SPLIT = {"memory": "split", "kv_fraction": 0.526}
 COLUMNS = {
     "lru": Column("lru"),
     "gdsf": Column("gdsf"),
@@ -38,14 +56,27 @@ COLUMNS = {
     "neither": Column("reuse_rate", {"remember": False, "revive": False}),
     "no ahead": Column("reuse_rate", {"look_ahead": False}),
     "no pooling": Column("reuse_rate", {"pooled": False}),
+    "published": Column("marconi_published", {"alpha": 1.0}),
+    "pub. tuned": Column("marconi_tuned", {"once": True, "published": True}),
+    "sglang": Column("state_lru", admission="grid", cache=SPLIT),
+    "sglang .9": Column("state_lru", admission="grid", cache={**SPLIT, "kv_fraction": 0.9}),
+    "vllm": Column("block_lru", admission="block_ends", cache={"block_size": 528}),
+    "vllm last": Column(
+        "block_lru", admission="block_ends", admitting={"boundaries": "last"}, cache={"block_size": 528}
+    ),
     "clairvoyant": Column("clairvoyant"),
 }
 """By the head of a column. ``rev.``: revival under a policy that does not ask for it. ``no``: without a part
-of `reuse_rate`: revival, memory of what went, both, the look ahead, groups that lean on wider ones."""
+of `reuse_rate`: revival, memory of what went, both, the look ahead, groups that lean on wider ones. Other
+engines' rules are those of conf/baseline/; `clairvoyant` is measured against nothing."""
 JUDGED = "reuse_rate"
-OTHERS = ("lru", "gdsf", "marconi 0", "marconi .3", "marconi 1", "tuned", "age_density", "hit_density")
+ENGINES = ("published", "pub. tuned", "sglang", "sglang .9", "vllm", "vllm last")
+USUAL_OTHERS = ("lru", "gdsf", "marconi 0", "marconi .3", "marconi 1", "age_density", "hit_density")
+OTHERS = (*USUAL_OTHERS, "tuned", *ENGINES)
 """What the judged one is measured against, as far as it is in the table."""
-USUAL = (*(head for head in OTHERS if head != "tuned"), JUDGED)
+USUAL = (*USUAL_OTHERS, JUDGED)
+BASELINES = ("lru", "tuned", *ENGINES, JUDGED, "clairvoyant")
+"""The default policy, and other engines' rules."""
 PARTS = (
     *("lru", "lru, rev.", "hit_density", "h.d., rev.", JUDGED),
     *("no revival", "no memory", "neither", "no ahead", "no pooling"),

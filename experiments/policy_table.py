@@ -3,7 +3,8 @@
 Prints token hit rates in percent, means over the seeds, and the largest spread (standard deviation over the
 seeds) of a policy; then how far `reuse_rate` is above or below the best mean of the others, and the spread of
 its lead. ``--pace`` stretches the time between arrivals, ``--burst`` lets sessions start in bursts,
-``--traces DIR`` adds the recorded traces of the design. ``--parts`` shows what its parts give.
+``--traces DIR`` adds the recorded traces of the design. ``--parts`` shows what its parts give,
+``--baselines`` other engines' rules, each with its own admission and memory, as lines above the table state.
 """
 
 import argparse
@@ -18,12 +19,11 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from hybridcache.experiments.assisted_cache import assisted_cache
-from hybridcache.experiments.policy_columns import COLUMNS, JUDGED, OTHERS, PARTS, USUAL
+from hybridcache.experiments.policy_columns import BASELINES, COLUMNS, JUDGED, OTHERS, PARTS, USUAL
 from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.experiments.traces.open import open_trace
 from hybridcache.experiments.traces.request import TraceRequest
-from hybridcache.policies.build import build_admission
 from hybridcache.spec import ModelSpec
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -68,7 +68,7 @@ def requests_of(cell: Cell, seed: int, num_requests: int) -> list[TraceRequest]:
 
 
 def hit_rates(cell: Cell, seed: int, model: str, num_requests: int, heads: Sequence[str] = USUAL) -> Rates:
-    """Token hit rate in percent by column, with ``admission=branch_and_final``."""
+    """Token hit rate in percent by column; ``admission=branch_and_final`` where it has no other."""
     geometry = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{model}.yaml"))
     assert isinstance(geometry, dict)
     spec = ModelSpec.from_config({str(key): value for key, value in geometry.items()})
@@ -80,7 +80,8 @@ def hit_rates(cell: Cell, seed: int, model: str, num_requests: int, heads: Seque
             requests,
             budget_bytes=cell.budget_gb * 1e9,
             eviction=COLUMNS[head].build(),
-            admission=build_admission("branch_and_final"),
+            admission=COLUMNS[head].build_admission(),
+            **COLUMNS[head].cache,
         )
         rows = RequestRows(None)
         replay_cache(requests, cache, spec, rows)
@@ -147,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--traces", type=Path, help="folder with recorded traces, which are added")
     parser.add_argument("--columns", nargs="+", default=USUAL, choices=list(COLUMNS), help="what to compare")
     parser.add_argument("--parts", action="store_true", help="compare reuse_rate with what its parts give")
+    parser.add_argument("--baselines", action="store_true", help="compare it with other engines' rules")
     options = parser.parse_args(arguments)
     cells = [
         Cell(*values) for values in product(options.workloads, options.pace, options.burst, options.budget_gb)
@@ -156,11 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not found:
             parser.error(f"--traces {options.traces}: none of {', '.join(RECORDED)} is there")
         cells += [Cell(str(path), 1.0, 1.0, budget) for path in found for budget in RECORDED[path.name][0]]
-    heads = PARTS if options.parts else options.columns
+    heads = PARTS if options.parts else BASELINES if options.baselines else options.columns
     if JUDGED not in heads or not set(heads) & set(OTHERS):
         parser.error(f"--columns {' '.join(heads)}: name {JUDGED}, and one of {', '.join(OTHERS)}")
     facts = f"{'workload':17}{'pace':>6}{'burst':>6}{'GB':>6}"
     titles = "".join(f"{head:>12}" for head in heads)
+    for head in heads:
+        if COLUMNS[head].own_rules:
+            print(f"{head}: {COLUMNS[head].own_rules}")
     for model in options.models:
         print(f"{model}\n{facts}{titles}{'spread':>8}{'ahead':>8}{'spread':>8}")
         rows = rows_of(cells, options.seeds, model, options.requests, heads)

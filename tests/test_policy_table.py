@@ -1,14 +1,17 @@
 """The table of policies over workloads."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hybridcache.experiments import policy_table
-from hybridcache.experiments.policy_columns import COLUMNS, JUDGED, OTHERS, PARTS, USUAL
+from hybridcache.experiments.policy_columns import BASELINES, COLUMNS, JUDGED, OTHERS, PARTS, USUAL
 from hybridcache.experiments.policy_table import Cell, hit_rates, line, requests_of
 from hybridcache.experiments.traces.npz_writer import write_npz
 from hybridcache.experiments.traces.open import open_trace
+from hybridcache.policies.build import build_admission
 
 CELL = Cell("few_shot", 30.0, 1.0, 2.0)
 
@@ -31,7 +34,8 @@ def test_a_row_holds_means_spreads_and_the_lead_of_the_judged_policy() -> None:
 
 
 def test_what_is_compared_is_there() -> None:
-    assert {JUDGED, *OTHERS, *USUAL, *PARTS} <= COLUMNS.keys()
+    assert {JUDGED, *OTHERS, *USUAL, *PARTS, *BASELINES} <= COLUMNS.keys()
+    assert "clairvoyant" not in OTHERS and {JUDGED, *OTHERS} & {*BASELINES} > {JUDGED}
     assert set(OTHERS) & set(USUAL) and set(OTHERS) & set(PARTS)
 
 
@@ -73,3 +77,22 @@ def test_what_cannot_be_compared(
     with pytest.raises(SystemExit):
         policy_table.main(arguments)
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_engines_have_the_rules_of_their_baselines(values: Callable[..., dict[str, Any]], name: str) -> None:
+    column, config = COLUMNS[name], values(f"baseline={name}")
+    assert column.name == config["eviction"]["name"]
+    assert vars(column.build_admission()) == vars(build_admission(**config["admission"]))
+    usual = {"memory": "unified", "kv_fraction": 0.5, "block_size": 16}
+    assert {**usual, **column.cache} == {key: config[key] for key in usual}
+
+
+def test_own_rules_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    policy_table.main(
+        ["--workloads", "scan", "--pace", "1", "--budget-gb", "2", "--requests", "30", "--baselines"]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "sglang: admission=grid memory=split kv_fraction=0.526"
+    assert lines[3] == "vllm last: admission=block_ends admission.boundaries=last block_size=528"
+    assert lines[4] == "nvidia_hybrid_7b" and len(lines) == 7
