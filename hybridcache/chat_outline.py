@@ -12,7 +12,9 @@ TEMPLATE_ERRORS: Final = (TemplateError, TypeError, AttributeError, LookupError,
 
 MOST_ENDS: Final = 32
 """Messages whose end is looked for: the first quarter and the last ones of a longer chat. Each costs a
-rendering."""
+rendering of what comes before it."""
+MOST_RENDERED: Final = 4_096
+"""Messages rendered for that, about: of a chat of more than 128 messages fewer ends are looked for."""
 
 
 class Breakpoint(NamedTuple):
@@ -35,9 +37,10 @@ class ChatOutline:
 
     def message_ends(self) -> dict[int, int]:
         """Characters before the end of the first k messages, by k; ends that cannot be told are left out."""
-        num, first = len(self._messages), MOST_ENDS // 4
-        counts = range(1, num + 1)
-        looked = counts if num <= MOST_ENDS else [*counts[:first], *counts[first - MOST_ENDS :]]
+        num = len(self._messages)
+        counts, most = range(1, num + 1), min(MOST_ENDS, MOST_RENDERED // num + 1)
+        first = most // 4
+        looked = counts if num <= most else [*counts[:first], *counts[first - most :]]
         users = [k for k in counts if self._messages[k - 1].get("role") == "user"][-1:]
         ends = {}
         for count in sorted({*looked, *users, self._num_system()} - {0}):

@@ -14,7 +14,7 @@ from hybridcache.prefix_cache import RequestTooLarge
 from hybridcache.request import Request
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.spec import ModelSpec
-from hybridcache.text_codec import ChatPrompt, TextCodec
+from hybridcache.text_codec import ChatPrompt, TextCodec, check_unicode
 from hybridcache.text_stream import TextStream
 from hybridcache.tokens import TokenIds, as_token_ids
 
@@ -172,6 +172,7 @@ def _checked_salt(salt: str | None) -> str:
         return ""
     if not isinstance(salt, str) or not 1 <= len(salt) <= MOST_SALT:
         raise ValueError(f"cache_salt={salt!r}: give a text of 1 to {MOST_SALT} characters, or None")
+    check_unicode(salt, f"cache_salt={salt!r}")
     return salt
 
 

@@ -25,7 +25,10 @@ class Sampler:
         scores = self._adjusted(request, logits)
         if params.greedy:
             return int(scores.argmax())
-        scores /= params.temperature
+        # The likeliest stays at 0, however low the temperature.
+        scores -= scores.max()
+        with np.errstate(over="ignore"):
+            scores /= params.temperature
         _keep_likeliest(scores, params)
         probabilities = np.exp(scores - scores.max())
         cumulated = probabilities.cumsum()

@@ -60,9 +60,7 @@ class SamplingParams:
         if self.top_p == 0.0:
             raise ValueError("top_p=0.0: give a probability above 0; temperature=0 picks the likeliest token")
         self._number("min_p", self.min_p, 0.0, 1.0)
-        self._number("repetition_penalty", self.repetition_penalty, 0.0, most)
-        if self.repetition_penalty == 0.0:
-            raise ValueError("repetition_penalty=0.0: give a number above 0; 1 is no penalty")
+        self._number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         self._number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self._number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:

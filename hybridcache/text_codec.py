@@ -52,7 +52,7 @@ class TextCodec:
 
         Raises ValueError for a text that is no Unicode (a lone surrogate).
         """
-        _check_unicode(text)
+        check_unicode(text)
         with self._lock:
             tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return tokens
@@ -89,7 +89,7 @@ class TextCodec:
         how = "continue_final_message" if continue_final else "add_generation_prompt"
         settings: dict[str, Any] = template_settings
         text = self._render(messages, **{**settings, how: True})
-        _check_unicode(text)
+        check_unicode(text)
         with self._lock:
             encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         token_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
@@ -131,9 +131,10 @@ def _decoder(tokenizer: "PreTrainedTokenizerBase") -> Decode:
     return decode_slowly
 
 
-def _check_unicode(text: str) -> None:
+def check_unicode(text: str, name: str = "the text") -> None:
+    """Raise ValueError for a lone surrogate, which no encoding has."""
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ValueError(f"the text is no Unicode: {error.reason} at character {error.start}") from error
+            raise ValueError(f"{name} is no Unicode: {error.reason} at character {error.start}") from error

@@ -51,6 +51,12 @@ def test_greedy_takes_the_lowest_of_the_likeliest() -> None:
     assert greedy() == 1
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-100, 1e-310, 5e-324])
+def test_a_low_temperature_takes_one_of_the_likeliest(temperature: float) -> None:
+    assert set(draw(SamplingParams(seed=1, temperature=temperature), 40)) == {1, 3}
+    assert set(draw(SamplingParams(seed=1, temperature=temperature), 10, LOGITS - np.float32(1e4))) == {1, 3}
+
+
 def test_logits_are_not_changed() -> None:
     before = LOGITS.copy()
     draw(SamplingParams(seed=1, repetition_penalty=2.0, presence_penalty=1.0, logit_bias={0: 5.0}), 3)

@@ -69,6 +69,10 @@ def test_long_chats_are_outlined_in_part(make_worker: MakeWorker) -> None:
     assert MOST_ENDS <= len(whole.boundaries) <= MOST_ENDS + 2
     assert whole.turn_end in whole.boundaries and whole.hints == [whole.boundaries[0]]
     assert list(codec.chat([SYSTEM, *turns[:9]]).boundaries)[:8] == list(whole.boundaries)[:8]
+    # Each costs a rendering of what comes before it, so that of a much longer chat they are fewer.
+    longest = codec.chat([SYSTEM, *turns * 16, user("So?")])
+    assert 3 <= len(longest.boundaries) <= 6 and longest.turn_end == longest.boundaries[-1]
+    assert longest.hints == [longest.boundaries[0]] == whole.hints
 
 
 def test_what_a_template_refuses_is_a_value_error(make_worker: MakeWorker) -> None:

@@ -2,13 +2,17 @@
 
 import logging
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hybridcache.server.errors import ApiError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list in a body. One wrong item is told: a million of them would hold up the event loop for a minute."""
 
 MOST_NAMED = 16
 """Fields that a header or a log line names at most."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse
 
+from hybridcache.server.body import Items
 from hybridcache.server.chat_body import ChatFields
 from hybridcache.server.chat_message import ChatMessage
 from hybridcache.server.errors import ApiError
@@ -22,8 +23,8 @@ class ExplainBody(ChatFields):
     model: str | None = None
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
-    messages: list[ChatMessage] | None = None  # type: ignore[assignment]
-    prompt: str | list[int] | None = None
+    messages: Items[ChatMessage] | None = None  # type: ignore[assignment]
+    prompt: str | Items[int] | None = None
     cache_salt: str | None = None
 
 

@@ -6,13 +6,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from hybridcache.sampling_params import SamplingParams
-from hybridcache.server.body import Body
+from hybridcache.server.body import Body, Items
 from hybridcache.server.chat_message import ChatMessage, Conversation, conversation
 from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import GenerationBody, seconds
 from hybridcache.text_codec import ChatPrompt
 from hybridcache.worker import Worker
 
+MOST_BREAKPOINTS = 16
+"""Named in one chat; the chat is rendered up to each of them."""
 FREE_CHOICES = ("none", "auto")
 """Values of `tool_choice` that no call has to come of."""
 
@@ -27,8 +29,8 @@ class Tool(Body):
 class ChatFields(Body):
     """What makes a prompt of a chat: also the body of /tokenize."""
 
-    messages: list[ChatMessage]
-    tools: list[Tool] | None = None
+    messages: Items[ChatMessage]
+    tools: Items[Tool] | None = None
     continue_final_message: bool | None = Field(None, description="go on with the last message")
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -80,9 +82,13 @@ class ChatBody(ChatFields, GenerationBody):
 
     def sampling(self, worker: Worker) -> SamplingParams:
         """How to sample. Raises ValueError."""
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self.params(worker, max_tokens=most, logprobs=logprobs)
+        newer = self.max_completion_tokens is not None
+        return self.params(
+            worker,
+            {"max_tokens": "max_completion_tokens" if newer else "max_tokens", "logprobs": "top_logprobs"},
+            max_tokens=self.max_completion_tokens if newer else self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
 
     def cache_settings(self, headers: Mapping[str, str]) -> dict[str, Any]:
         settings = super().cache_settings(headers)
@@ -99,7 +105,10 @@ def chat_prompt(
     continue_final: bool = False,
     template_settings: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
-    """A chat through the checkpoint's template. Raises ValueError."""
+    """A chat through the checkpoint's template. Raises ApiError, ValueError."""
+    if len(chat.breakpoints) > MOST_BREAKPOINTS:
+        message = f"{len(chat.breakpoints)} cache breakpoints: give at most {MOST_BREAKPOINTS}"
+        raise ApiError(400, message, param="cache_control")
     settings: dict[str, Any] = dict(template_settings or {})
     own = sorted(settings.keys() & {"tools", "breakpoints", "continue_final"})
     if own:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from hybridcache.chat_outline import Breakpoint, Message
-from hybridcache.server.body import Body
+from hybridcache.server.body import Body, Items
 from hybridcache.server.errors import ApiError
 
 PART_SEPARATOR = "\n"
@@ -48,8 +48,8 @@ class ChatMessage(Body):
     """Fields that are not declared are the template's to read."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Items[TextPart] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     cache_control: CacheControl | None = Field(None, description="a cache breakpoint at the message's end")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from hybridcache.sampling_params import SamplingParams
+from hybridcache.server.body import Items
 from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import GenerationBody
 from hybridcache.worker import Worker
@@ -16,7 +17,7 @@ MOST_PROMPTS = 1_024
 class CompletionBody(GenerationBody):
     """OpenAI's fields, and those of GenerationBody."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Items[int] | Items[str] | Items[Items[int]]
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None

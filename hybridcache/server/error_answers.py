@@ -38,12 +38,15 @@ class ErrorAnswers:
     async def _on_invalid_body(self, request: Request, error: Exception) -> Response:
         """The first thing that is wrong with a body, in one line."""
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
+        # Of a field that may be of several types, what is wrong with the one that it is most alike.
+        first = max(error.errors(), key=lambda found: len(found["loc"]))
         path = [str(part) for part in first["loc"] if part != "body"]
         if first["type"] == "json_invalid":
             message, path = f"the body is no JSON text: {first['ctx']['error']} at character {path[0]}", []
         elif path:
             message = f"{'.'.join(path)}: {first['msg']}"
+        elif first["type"] == "string_unicode":
+            message = "the body has a name that is no Unicode"
         else:
             message = "the body is no JSON object: send one, with Content-Type: application/json"
         found = ApiError(400, message, param=path[0] if path else None, code="invalid_body")

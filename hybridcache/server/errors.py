@@ -90,7 +90,7 @@ def refused(error: Exception) -> ApiError:
         seconds = min(max(math.ceil(error.retry_after_seconds), 1), MOST_RETRY_SECONDS)
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(seconds)})
     if isinstance(error, ValueError):
-        named = re.match(r"(\w+)=", str(error))
+        named = re.match(r"(\w+)(\[\w+\])?(=| has )", str(error))
         return ApiError(400, str(error), param=named and named[1])
     return failed(error)
 

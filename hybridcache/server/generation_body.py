@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from hybridcache.sampling_params import SamplingParams
-from hybridcache.server.body import Body
+from hybridcache.server.body import Body, Items
 from hybridcache.server.errors import ApiError
 from hybridcache.worker import Worker
 
@@ -21,11 +22,22 @@ SAME_NAME = (
 """Fields that SamplingParams has under the same name."""
 
 
+MOST_BIASES = 4_096
+
+
+def _few(biases: object) -> object:
+    """Before they are looked at: each wrong one costs time."""
+    if isinstance(biases, dict) and len(biases) > MOST_BIASES:
+        raise ValueError(f"{len(biases)} tokens: give at most {MOST_BIASES}")
+    return biases
+
+
 class StreamOptions(Body):
     """`stream_options`."""
 
     include_usage: bool | None = None
-    without_effect = frozenset({"include_obfuscation", "continuous_usage_stats"})
+    without_effect = frozenset({"include_obfuscation"})
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"continuous_usage_stats": (False,)}
 
 
 class GenerationBody(Body):
@@ -43,11 +55,11 @@ class GenerationBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_few)] | None = None
     cache_salt: str | None = Field(None, description="prompts of different salts share nothing")
     priority: int | None = Field(None, description="requests of a lower one run first")
     ttl: float | str | None = Field(None, description="seconds, or '5m', '1h': how long its entries live")
@@ -90,11 +102,14 @@ class GenerationBody(Body):
         """Whether a stream ends with a chunk that has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def params(self, worker: Worker, **own: Any) -> SamplingParams:
-        """How to sample; ``own`` are the settings that an API names in its own way. Raises ValueError."""
+    def params(
+        self, worker: Worker, names: Mapping[str, str] = MappingProxyType({}), **own: Any
+    ) -> SamplingParams:
+        """How to sample; ``own`` are the settings that an API calls by other ``names``. Raises ValueError."""
         defaults = worker.default_params
-        names = ("temperature", "top_p", "top_k")
-        settings: dict[str, Any] = {name: getattr(defaults, name) for name in names}
+        settings: dict[str, Any] = {
+            name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")
+        }
         settings |= {name: value for name in SAME_NAME if (value := getattr(self, name)) is not None}
         if settings["top_k"] == -1:
             settings["top_k"] = 0  # as vLLM and SGLang write "all"
@@ -102,7 +117,7 @@ class GenerationBody(Body):
             settings["stop"] = tuple([self.stop] if isinstance(self.stop, str) else self.stop)
         if self.logit_bias is not None:
             settings["logit_bias"] = {_token(name): bias for name, bias in self.logit_bias.items()}
-        return SamplingParams(**settings | own)
+        return sampling_params(settings | own, names)
 
     def cache_settings(self, headers: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of Worker.submit that are about the cache and the queue. Raises ApiError, ValueError."""
@@ -113,14 +128,25 @@ class GenerationBody(Body):
         }
 
 
+def sampling_params(settings: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+    """SamplingParams of ``settings``; what is wrong is named as the client calls it. Raises ValueError."""
+    try:
+        return SamplingParams(**settings)
+    except ValueError as error:
+        name, rest = re.split(r"\b", str(error), maxsplit=2)[1:]
+        raise ValueError(names.get(name, name) + rest) from error
+
+
 def seconds(ttl: float | str | None) -> float | None:
     """A time to live: seconds as they are, or a text such as 90s, 5m, 1h. Raises ApiError."""
-    if not isinstance(ttl, str):
-        return ttl
-    found = re.fullmatch(r"([0-9]{1,9})([smh])", ttl)
-    if found is None:
-        raise ApiError(400, f"ttl={ttl!r}: give seconds, or a text such as '90s', '5m' or '1h'", param="ttl")
-    return int(found[1]) * SECONDS[found[2]]
+    if ttl is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,9})([smh])", ttl) if isinstance(ttl, str) else None
+    number = ttl if not isinstance(ttl, str) else int(found[1]) * SECONDS[found[2]] if found else 0
+    if not number > 0:
+        message = f"ttl={ttl!r}: give seconds above 0, or a text such as '90s', '5m' or '1h'"
+        raise ApiError(400, message, param="ttl")
+    return number
 
 
 def _token(name: str) -> int:

@@ -7,11 +7,11 @@ from pydantic import Field
 
 from hybridcache.chat_outline import Breakpoint
 from hybridcache.sampling_params import SamplingParams
-from hybridcache.server.body import Body
+from hybridcache.server.body import Body, Items
 from hybridcache.server.chat_body import FREE_CHOICES, chat_prompt, longest, unreadable_calls
 from hybridcache.server.chat_message import PART_SEPARATOR, CacheControl, Conversation
 from hybridcache.server.errors import ApiError
-from hybridcache.server.generation_body import SALT_HEADER, seconds
+from hybridcache.server.generation_body import SALT_HEADER, sampling_params, seconds
 from hybridcache.text_codec import ChatPrompt
 from hybridcache.worker import Worker
 
@@ -30,7 +30,7 @@ class Block(Body):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: "str | list[Block] | None" = None
+    content: "str | Items[Block] | None" = None
     cache_control: CacheControl | None = None
 
 
@@ -38,7 +38,7 @@ class Turn(Body):
     """A message."""
 
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | Items[Block]
 
 
 class AnthropicTool(Body):
@@ -63,9 +63,9 @@ class CountBody(Body):
     """What makes the prompt: the body of /v1/messages/count_tokens."""
 
     model: str | None = None
-    messages: list[Turn]
-    system: str | list[Block] | None = None
-    tools: list[AnthropicTool] | None = None
+    messages: Items[Turn]
+    system: str | Items[Block] | None = None
+    tools: Items[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = Field(
         None, description="auto or none, which are one: tools are in the prompt, and answers are texts"
     )
@@ -127,7 +127,7 @@ class MessagesBody(CountBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Items[str] | None = None
     cache_salt: str | None = Field(None, description="prompts of different salts share nothing")
     priority: int | None = Field(None, description="requests of a lower one run first")
     ttl: float | str | None = Field(None, description="seconds, or '5m', '1h': how long its entries live")
@@ -135,13 +135,14 @@ class MessagesBody(CountBody):
     def sampling(self, worker: Worker) -> SamplingParams:
         """How to sample. Raises ValueError."""
         defaults = worker.default_params
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=defaults.temperature if self.temperature is None else self.temperature,
-            top_p=defaults.top_p if self.top_p is None else self.top_p,
-            top_k=defaults.top_k if self.top_k is None else self.top_k,
-            stop=tuple(self.stop_sequences or ()),
-        )
+        settings = {
+            "max_tokens": self.max_tokens,
+            "temperature": defaults.temperature if self.temperature is None else self.temperature,
+            "top_p": defaults.top_p if self.top_p is None else self.top_p,
+            "top_k": defaults.top_k if self.top_k is None else self.top_k,
+            "stop": tuple(self.stop_sequences or ()),
+        }
+        return sampling_params(settings, {"stop": "stop_sequences"})
 
     def cache_settings(self, headers: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of Worker.submit that are about the cache and the queue. Raises ApiError, ValueError."""

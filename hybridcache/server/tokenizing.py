@@ -1,11 +1,12 @@
 """POST /tokenize and /detokenize, as vLLM has them."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
-from hybridcache.server.body import Body
+from hybridcache.server.body import Body, Items
 from hybridcache.server.chat_body import ChatFields
 from hybridcache.server.chat_message import ChatMessage
 from hybridcache.server.errors import ApiError
@@ -18,17 +19,19 @@ class TokenizeBody(ChatFields):
     """A text, or a chat."""
 
     model: str | None = None
-    messages: list[ChatMessage] | None = None  # type: ignore[assignment]
+    messages: Items[ChatMessage] | None = None  # type: ignore[assignment]
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"add_generation_prompt": (True,)}
 
 
 class DetokenizeBody(Body):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
 
 
 def tokenizing_routes(worker: Worker, models: ServedModels) -> APIRouter:
@@ -42,6 +45,9 @@ def tokenizing_routes(worker: Worker, models: ServedModels) -> APIRouter:
         models.check(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt or messages, one of them", param="prompt")
+        if body.prompt is None and body.add_special_tokens:
+            message = "add_special_tokens: only with prompt; a chat has those of its template"
+            raise ApiError(400, message, param="add_special_tokens")
 
         def encode() -> dict[str, Any]:
             if body.prompt is None:
