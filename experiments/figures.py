@@ -8,7 +8,8 @@ import argparse
 import csv
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ def draw_runs(name: str, folder: Path) -> list[Path]:
 
 def _over_settings(runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: str) -> tuple[Figure, Table]:
     """A point for each run."""
-    points = sorted((point_of(run, drawn) for run in runs), key=lambda p: (p.panel, p.line, p.x))
+    names = short_names({run.policy for run in runs})
+    points = sorted((point_of(run, drawn, names) for run in runs), key=lambda p: (p.panel, p.line, p.x))
     metrics = list(points[0].values)
     table = [["panel", "line", drawn["x"], *metrics]]
     table += [[p.panel, p.line, p.x, *(p.values[metric] for metric in metrics)] for p in points]
@@ -94,26 +96,35 @@ def _over_settings(runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: s
 
 def _over_time(runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: str) -> tuple[Figure, Table]:
     """A panel for each run, or a column of them."""
-    courses = [course_of(run, drawn) for run in runs]
+    policies = short_names({run.policy for run in runs})
+    courses = [course_of(run, drawn, policies) for run in runs]
     names = list(dict.fromkeys(name for course in courses for name in course.samples))
     table: Table = [["panel", *names]]
     for course in courses:
         columns = [course.samples.get(name, [""] * len(course.samples["seconds"])) for name in names]
         table += [[course.panel, *values] for values in zip(*columns, strict=True)]
-    policies = {run.policy for run in runs}
-    title = ", ".join([title, *(f"eviction {policy}" for policy in policies if len(policies) == 1)])
+    title = ", ".join([title, *(f"eviction {policy}" for policy in policies.values() if len(policies) == 1)])
     return OVER_TIME[drawn["kind"]](courses, drawn, title), table
 
 
-def course_of(run: RunRecord, drawn: Mapping[str, Any]) -> Course:
+def short_names(policies: Collection[str]) -> dict[str, str]:
+    """By policy with its settings: its name alone, where no other of ``policies`` has the same name."""
+    names = Counter(policy.partition(" ")[0] for policy in policies)
+    return {
+        policy: policy if names[policy.partition(" ")[0]] > 1 else policy.partition(" ")[0]
+        for policy in policies
+    }
+
+
+def course_of(run: RunRecord, drawn: Mapping[str, Any], policies: Mapping[str, str]) -> Course:
     """A run's timeline. Raises OSError where it has none."""
-    named = {"policy": run.policy, "admission": run.admission}
+    named = {"policy": policies[run.policy], "admission": run.admission}
     panel = ", ".join(named.get(key) or str(_setting(run.config, key)) for key in drawn["panels"])
     return Course(panel, run.config["eviction"]["name"], run.budget_gb, read_timeline(run.folder / TIMELINE))
 
 
-def point_of(run: RunRecord, drawn: Mapping[str, Any]) -> Point:
-    """A run's place in the figure."""
+def point_of(run: RunRecord, drawn: Mapping[str, Any], policies: Mapping[str, str]) -> Point:
+    """A run's place in the figure; ``policies`` as ``short_names`` gives them."""
     metrics = drawn["metrics"]
     if metrics == "lost_tokens":
         total = float(run.summary["input_tokens"]) or 1.0
@@ -121,8 +132,9 @@ def point_of(run: RunRecord, drawn: Mapping[str, Any]) -> Point:
         values = {"hit": 100 * run.number("token_hit_rate"), **values}
     else:
         values = {m: run.number(m) * (100 if m.endswith(("_rate", "_ratio")) else 1) for m in metrics}
-    line = run.policy if drawn["line"] == "eviction" else str(_setting(run.config, drawn["line"]))
-    x = _setting(run.config, drawn["x"]) if drawn["x"] != "eviction" else run.policy
+    policy = policies[run.policy]
+    line = policy if drawn["line"] == "eviction" else str(_setting(run.config, drawn["line"]))
+    x = _setting(run.config, drawn["x"]) if drawn["x"] != "eviction" else policy
     x = x if isinstance(x, str) and drawn["kind"] == "bars" else float(x)
     panel = drawn.get("panel_label", "{}").format(_setting(run.config, drawn["panel"]))
     return Point(panel, line, x, values)

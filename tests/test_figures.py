@@ -12,7 +12,15 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
-from hybridcache.experiments.figures import EXPERIMENTS, OVER_TIME, draw_runs, main, point_of, title_of
+from hybridcache.experiments.figures import (
+    EXPERIMENTS,
+    OVER_TIME,
+    draw_runs,
+    main,
+    point_of,
+    short_names,
+    title_of,
+)
 from hybridcache.experiments.run import replay, resolved
 from hybridcache.experiments.run_record import RunRecord
 from hybridcache.experiments.sweep_figure import Point, draw_bars, draw_lines
@@ -66,12 +74,30 @@ def test_every_experiment_can_be_run_and_drawn(name: str, tmp_path: Path) -> Non
 def test_lines_are_what_the_runs_found(small_replay: Callable[..., Values]) -> None:
     drawn = yaml.safe_load((EXPERIMENTS / "budget.yaml").read_text())["figure"]
     found = [small_replay(f"eviction={name}", f"budget_gb={gb}") for name in ("lru", "gdsf") for gb in (1, 2)]
-    points = [point_of(RunRecord(Path("x"), summary, 0.0), drawn) for summary in found]
+    runs = [RunRecord(Path("x"), summary, 0.0) for summary in found]
+    names = short_names({run.policy for run in runs})
+    points = [point_of(run, drawn, names) for run in runs]
     figure = draw_lines(points, drawn)
     assert len(figure.axes) == 2
     rates = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}  # type: ignore[arg-type]
     assert rates["lru"] == pytest.approx([100 * summary["token_hit_rate"] for summary in found[:2]])
     assert rates["gdsf"] == pytest.approx([100 * summary["token_hit_rate"] for summary in found[2:]])
+
+
+def test_settings_are_named_where_they_tell_policies_apart() -> None:
+    assert short_names({"lru", "marconi alpha=1"}) == {"lru": "lru", "marconi alpha=1": "marconi"}
+    both = {"marconi alpha=0", "marconi alpha=1"}
+    assert short_names(both) == {policy: policy for policy in both}
+
+
+def test_six_panels_stand_in_rows_of_three() -> None:
+    points = [Point(panel, "lru", x, {"a": 1.0, "b": 2.0}) for panel in "abcdef" for x in (1.0, 2.0)]
+    figure = draw_lines(points, {"labels": {"a": "A", "b": "B"}, "x_label": "x"})
+    places = [axes.get_subplotspec().get_geometry()[:3] for axes in figure.axes]  # type: ignore[union-attr]
+    assert places == [(4, 3, place) for place in range(12)]
+    assert [axes.get_ylabel() for axes in figure.axes] == [*["A", "", ""] * 2, *["B", "", ""] * 2]
+    assert [bool(axes.get_xlabel()) for axes in figure.axes] == [False] * 9 + [True] * 3
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [*"abcdef"] * 2
 
 
 def test_a_title_says_what_all_runs_share() -> None:
