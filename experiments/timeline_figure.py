@@ -105,7 +105,7 @@ def draw_learnt(courses: Sequence[Course], drawn: Mapping[str, Any], title: str)
             axes.plot(
                 minutes, course.samples[name] * drawn["scales"].get(course.policy, 1), color=style.color,
                 linestyle=style.line, marker=style.marker, markevery=max(1, len(minutes) // 12), markersize=5,
-                drawstyle="steps-post", linewidth=1.6, label=name.removeprefix(LEARNT),
+                drawstyle="steps-post", linewidth=1.6, clip_on=False, zorder=3, label=name.removeprefix(LEARNT),
             )  # fmt: skip
         dress(axes, course.panel, "minutes of the trace" if place >= len(courses) - columns else "")
         axes.set_ylabel(drawn["labels"].get(course.policy, "learnt") if not place % columns else "")
