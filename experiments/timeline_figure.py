@@ -103,9 +103,10 @@ def draw_learnt(courses: Sequence[Course], drawn: Mapping[str, Any], title: str)
         for name in learnt_names(course.samples):
             style = styles[name]
             axes.plot(
-                minutes, course.samples[name] * drawn["scales"].get(course.policy, 1), color=style.color,
-                linestyle=style.line, marker=style.marker, markevery=max(1, len(minutes) // 12), markersize=5,
-                drawstyle="steps-post", linewidth=1.6, clip_on=False, zorder=3, label=name.removeprefix(LEARNT),
+                minutes, course.samples[name] * drawn["scales"].get(course.policy, 1),
+                color=style.color, linestyle=style.line, marker=style.marker, markersize=5, linewidth=1.6,
+                markevery=max(1, len(minutes) // 12), drawstyle="steps-post", clip_on=False, zorder=3,
+                label=name.removeprefix(LEARNT),
             )  # fmt: skip
         dress(axes, course.panel, "minutes of the trace" if place >= len(courses) - columns else "")
         axes.set_ylabel(drawn["labels"].get(course.policy, "learnt") if not place % columns else "")
