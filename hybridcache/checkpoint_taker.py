@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
-from hybridcache.checkpoint_plan import end_planned
+import numpy as np
+
+from hybridcache.checkpoint_plan import end_planned, make_plan
+from hybridcache.ghost import Gone, Remembered
 from hybridcache.lease import Lease, StateCopy, StateEmit
 from hybridcache.lease_book import LeaseBook
 from hybridcache.node import Node
-from hybridcache.policies.admission import AdmissionPolicy
+from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
 from hybridcache.policies.columns import INTERVAL
 
 
@@ -20,6 +23,17 @@ class CheckpointTaker:
         self.store = book.store
         self.admission = admission
 
+    def plan(self, lease: Lease, prompt: PromptFacts, remembered: Remembered, first: bool) -> None:
+        """Plan the checkpoints of a new lease; with ``first`` the policy learns from its prompt."""
+        gone, price = remembered.resumable, self.book.reclaimer.price
+        if first:
+            evicted = gone is not None and gone.reason == Gone.EVICTED
+            price.request(gone.depth - lease.hit if gone is not None and evicted else 0)
+        prompt = prompt._replace(
+            gone=0 if gone is None else gone.depth, price=price.of(self.store.slots.bytes_per_id)
+        )
+        make_plan(lease, prompt, self.admission, self.store, first)
+
     def emits(self, lease: Lease, stop: int, now: float) -> Sequence[StateEmit]:
         """Slots for the states planned in (num_computed, stop], for a step that computes up to ``stop``.
 
@@ -27,9 +41,11 @@ class CheckpointTaker:
         ``computed``, then ``checkpointed``. A position without room is skipped.
         """
         assert lease.slot is not None and lease.staged is None and not lease.emits, lease
-        for position in [position for position in lease.planned if lease.num_computed < position <= stop]:
-            interval = lease.kinds[position] == INTERVAL
-            if (interval and not self._thin(lease, position)) or not self._room_for_state(lease, now):
+        positions = [position for position in lease.planned if lease.num_computed < position <= stop]
+        intervals = [position for position in positions if lease.kinds[position] == INTERVAL]
+        spare = set(intervals).difference(self._thin(lease, intervals))
+        for position in positions:
+            if position in spare or not self._room_for_state(lease, now):
                 self._skip(lease, position)
             else:
                 lease.emits.append(StateEmit(position, self.store.slots.take()))
@@ -46,7 +62,7 @@ class CheckpointTaker:
         assert lease.slot is not None and lease.staged is None, lease
         position = lease.planned[0]
         if lease.kinds[position] == INTERVAL:
-            self._thin(lease, position)
+            self._thin(lease, [position])
         if not self._room_for_state(lease, now):
             self._skip(lease, position)
             return None
@@ -98,25 +114,26 @@ class CheckpointTaker:
     def _end_planned(self, lease: Lease, position: int) -> None:
         end_planned(lease, position, self.admission, self.store.blocks.block_size)
 
-    def _thin(self, lease: Lease, position: int) -> bool:
-        """Keep one request's interval checkpoints within a quarter of the budget; whether one more fits.
+    def _thin(self, lease: Lease, positions: list[int]) -> list[int]:
+        """Keep a request's interval checkpoints within a quarter of the budget; which ``positions`` to take.
 
-        Beyond it the one goes whose loss costs the least recomputation: the one with the closest
-        neighbours. Those that the running step is to write stay.
+        Beyond it the one goes, of those that are there and those that are to come, whose loss costs the least
+        recomputation: the one with the closest neighbours. The last one stays, and so does one more.
         """
-        most = self.store.budget.limits["state"] / 4 / self.store.slots.bytes_per_id
-        taken = len(lease.emits) + 1
-        if len(lease.interval_nodes) + taken <= most:
-            return True
+        most = max(self.store.budget.limits["state"] / 4 / self.store.slots.bytes_per_id, 2)
+        if len(lease.interval_nodes) + len(positions) <= most:
+            return positions
         nodes = [node for node in lease.interval_nodes if node.slot is not None and not node.slot_pins]
-        if len(nodes) >= 2 and len(nodes) + taken > most:
-            ends = [node.stop for node in nodes] + [position]
-            gaps = [ends[i + 1] - (ends[i - 1] if i else 0) for i in range(len(nodes))]
-            node = nodes.pop(gaps.index(min(gaps)))
+        ends = np.array([0, *(node.stop for node in nodes), *positions])
+        kept = np.arange(1, len(ends))
+        while len(kept) > most:
+            around = np.concatenate(([0], kept))
+            kept = np.delete(kept, np.argmin(ends[around[2:]] - ends[around[:-2]]))
+        for node in (node for i, node in enumerate(nodes, 1) if i not in kept):
             self.store.drop_slot(node)
             self.store.tidy(node)
-        lease.interval_nodes = nodes
-        return taken == 1 or len(nodes) + taken <= most
+        lease.interval_nodes = [node for node in nodes if node.slot is not None]
+        return [int(ends[i]) for i in kept if i > len(nodes)]
 
     def _drop_unused(self, nodes: list[Node]) -> None:
         """Give up the checkpoints of ``nodes`` that no request has resumed at, and forget them all."""

@@ -54,6 +54,14 @@ class Remembered(NamedTuple):
     passed: tuple[Passed, ...] = ()
     """Positions in (hit, len(prompt)) with facts, ascending."""
 
+    @property
+    def resumable(self) -> GhostEntry | None:
+        """The deepest that a request would resume at, were it still there."""
+        for entry in (self.beyond, self.checkpoint):
+            if entry is not None and entry.checkpoint:
+                return entry
+        return None
+
 
 NOTHING = Remembered(None, None)
 NO_ROW = -1

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from hybridcache.audit import audit
 from hybridcache.cached_tree import CachedTree
-from hybridcache.checkpoint_plan import make_plan
 from hybridcache.checkpoint_taker import CheckpointTaker
 from hybridcache.lease import Lease, StateCopy, StateEmit, Wait
 from hybridcache.lease_book import LeaseBook
@@ -219,11 +218,11 @@ class PrefixCache:
             return None
         lease.ttl_seconds = ttl
         if store.recurrent:
-            block_size = store.blocks.block_size
+            block_size, ends = store.blocks.block_size, (tuple(hints), tuple(boundaries))
             facts = PromptFacts(
-                num_prompt, lease.hit, lease.matched, path_goes_on, turn_end, block_size, tuple(hints)
+                num_prompt, lease.hit, lease.matched, path_goes_on, turn_end, block_size, *ends
             )
-            make_plan(lease, facts, self.admission)
+            self._taker.plan(lease, facts, remembered, first)
         lease.lost = lost
         if first:
             self._count(lease)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridcache.byte_price import BytePrice
 from hybridcache.cached_tree import CachedTree
 from hybridcache.ghost import GhostEntry, Gone
 from hybridcache.lease import Lease
@@ -54,7 +55,7 @@ def held_by(leases: Iterable[Lease]) -> Held:
 class Reclaimer:
     """Takes nodes and checkpoints out of the cached tree, never one that a lease pins."""
 
-    __slots__ = ("store", "leases", "timer")
+    __slots__ = ("store", "leases", "timer", "price")
 
     def __init__(self, store: CachedTree, leases: dict[int, Lease]) -> None:
         self.store = store
@@ -62,6 +63,7 @@ class Reclaimer:
         """Leases that have not ended, by id; shared with PrefixCache."""
         self.timer: Callable[[], float] | None = None
         """Seconds; None: evictions are not timed."""
+        self.price = BytePrice()
 
     def make_room(self, pool: PoolName, num_bytes: int, now: float) -> bool:
         """Evict until ``pool`` has room for ``num_bytes``; False if that cannot be.
@@ -124,12 +126,14 @@ class Reclaimer:
         if leaf:
             store.stats.evicted_tokens += node.stop - node.start
         self._remember(node, Gone.EVICTED)
+        used = store.budget.used_bytes
         if node.slot is not None:
             store.drop_slot(node)
         if leaf:
             store.tidy(store.remove(node), cascade=True)
         else:
             store.tidy(node)
+        self.price.evicted(used - store.budget.used_bytes)
 
     def expire(self, now: float) -> None:
         """Free what has expired at ``now`` and is not pinned. Cheap when nothing has."""

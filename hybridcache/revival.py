@@ -5,7 +5,7 @@ from bisect import insort
 from hybridcache.cached_tree import CachedTree
 from hybridcache.ghost import Passed
 from hybridcache.lease import Lease
-from hybridcache.policies.columns import BRANCH, FINAL, Facts
+from hybridcache.policies.columns import BRANCH, FINAL, MESSAGE_END, Facts
 
 
 def revive(lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: float, first: bool) -> None:
@@ -37,6 +37,7 @@ def revive(lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: flo
 def _was_shared(facts: Facts) -> bool:
     """Whether more than one request resumed there, counting the one that made it a branch point.
 
-    A request's end that was resumed at once is what a session leaves behind with each turn.
+    A request's end that was resumed at once is what a session leaves behind with each turn; and the end of a
+    message has a checkpoint before it is one.
     """
-    return facts.hits > 1 or (facts.hits == 1 and facts.kind != FINAL)
+    return facts.hits > 1 or (facts.hits == 1 and facts.kind not in (FINAL, MESSAGE_END))

@@ -12,7 +12,7 @@ class Planned(NamedTuple):
     position: int
     """Tokens from the start of the prompt."""
     kind: int
-    """FINAL, BRANCH, PROMPT_END or INTERVAL of columns.py."""
+    """FINAL, BRANCH, PROMPT_END, INTERVAL or MESSAGE_END of columns.py."""
 
 
 class PromptFacts(NamedTuple):
@@ -30,16 +30,36 @@ class PromptFacts(NamedTuple):
     block_size: int
     hints: tuple[int, ...] = ()
     """Other positions that prompts to come are likely to leave the prompt at, ascending."""
+    boundaries: tuple[int, ...] = ()
+    """Ends of the messages, ascending, where they are known."""
+    gone: int = 0
+    """The deepest position that the prompt would resume at if nothing had been evicted or expired; 0: none
+    beyond the hit."""
+    price: float = 0.0
+    """Tokens that are computed again, of late, for every checkpoint's worth of bytes that is evicted."""
+    keys: tuple[int, ...] = ()
+    """Of the prompt's prefixes that end at the policy's ``candidates``: equal for equal prefixes."""
 
 
 class AdmissionPolicy:
-    """Decides which positions get a checkpoint. Knows neither tree nor pools; changes nothing."""
+    """Decides which positions get a checkpoint. Knows neither tree nor pools, and changes neither.
+
+    A prompt is shown to ``candidates``, ``learn`` and ``plan``, in this order. Only ``learn`` modifies the
+    policy.
+    """
 
     name: ClassVar[str]
     final: ClassVar[bool] = True
     """Whether a finished request's state is kept."""
     latest_only: ClassVar[bool] = False
     """Whether of a request's INTERVAL checkpoints only the last stays, and those that others resumed at."""
+
+    def candidates(self, prompt: PromptFacts) -> Sequence[int]:
+        """Positions in [hit, num_prompt) whose keys the policy asks for, ascending."""
+        return ()
+
+    def learn(self, prompt: PromptFacts) -> None:
+        """A prompt came, with the keys asked for; each prompt once, however often it is preempted."""
 
     def plan(self, prompt: PromptFacts) -> Sequence[Planned]:
         """Positions in (hit, num_prompt], in any order, for a request about to start."""

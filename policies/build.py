@@ -15,6 +15,7 @@ from hybridcache.policies.clairvoyant import Clairvoyant
 from hybridcache.policies.every_n import EveryN
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.policies.final_only import FinalOnly
+from hybridcache.policies.first_sight import FirstSight
 from hybridcache.policies.gdsf import Gdsf
 from hybridcache.policies.grid import Grid
 from hybridcache.policies.hit_density import HitDensity
@@ -40,8 +41,10 @@ ASSISTED: dict[str, Callable[..., EvictionPolicy]] = {
 """Policies that score nothing without the help of a replay (experiments/assisted_cache.py)."""
 ADMISSION: dict[str, Callable[..., AdmissionPolicy]] = {
     policy.name: policy
-    for policy in (AllBlocks, BlockEnds, EveryN, Grid, FinalOnly, BranchAndFinal, BranchFinalPrompt)
-}
+    for policy in (
+        AllBlocks, BlockEnds, EveryN, Grid, FinalOnly, BranchAndFinal, BranchFinalPrompt, FirstSight,
+    )
+}  # fmt: skip
 
 
 def build_eviction(name: str, **settings: Any) -> EvictionPolicy:

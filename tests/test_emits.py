@@ -173,6 +173,19 @@ def test_one_step_takes_no_more_than_a_quarter_of_the_budget_for_its_intervals()
     assert 10 < held * STATE_BYTES <= budget_bytes // 4
 
 
+@pytest.mark.parametrize("step", [25, 100])
+def test_they_are_spread_over_the_path_however_it_is_cut(step: int) -> None:
+    """Room for 40 of 400 positions: the nearest to each other go, whether they are there or to come."""
+    cache = cache_of(n=1, budget_bytes=40 * BLOCK_BYTES)
+    tokens = text(400)
+    lease = leased(cache, tokens)
+    for start in range(0, 400, step):
+        compute(cache, lease, tokens[start : start + step])
+    stops = sorted(node.stop for node in lease.interval_nodes if node.slot is not None)
+    assert len(stops) == 40 and stops[-1] == 400
+    assert max(np.diff([0, *stops])) <= 40
+
+
 @pytest.mark.parametrize("end", ["drop", "finish", "flush"])
 def test_slots_of_a_step_that_was_not_recorded_are_freed(end: str) -> None:
     cache = cache_of(n=20)

@@ -123,6 +123,24 @@ def test_agent_context_is_bounded() -> None:
     assert max(r.num_prompt for r in make("agent", context_tokens=5000, requests=200)) <= 5000 + 8 * 350
 
 
+@pytest.mark.parametrize("kept", [1, 4])
+def test_edited_agents_leave_their_path_where_the_first_observation_was_cleared(kept: int) -> None:
+    sessions = by_session(make("edited_agent", requests=400, kept_observations=kept, edit_tokens=4000))
+    edits = 0
+    for requests in sessions.values():
+        for before, after in pairwise(requests):
+            if starts_with(after, before.tokens):
+                assert after.num_prompt <= 4000 or len(after.boundaries) <= 2 + 2 * kept or edits
+                continue
+            edits += 1
+            shared = np.argmin(after.prompt[: before.num_prompt] == before.prompt[: after.num_prompt])
+            assert int(shared) in before.boundaries and int(shared) in after.boundaries
+            ends = after.boundaries.tolist()
+            observations = [ends[i] - ends[i - 1] for i in range(3, len(ends), 2)]
+            assert observations[:-kept].count(10) == len(observations[:-kept])
+    assert edits > 30
+
+
 def test_few_shot_shares_examples_only() -> None:
     trace = make("few_shot", tasks=3, requests=60)
     examples = {r.prompt[: int(r.boundaries[-2])].tobytes() for r in trace}

@@ -76,7 +76,9 @@ ALL_BUT_ONE = prompt(hit=39, matched=40, leaves_path=True)
     ],
 )
 def test_plans(name: str, settings: dict[str, Any], facts: PromptFacts, plan: Plan) -> None:
-    assert [tuple(planned) for planned in build_admission(name, **settings).plan(facts)] == plan
+    policy = build_admission(name, **settings)
+    facts = facts._replace(keys=tuple(policy.candidates(facts)))
+    assert [tuple(planned) for planned in policy.plan(facts)] == plan
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,8 @@ def test_which_keep_the_end(name: str) -> None:
         ("every_n", {"n": 0}, "n=0"),
         ("every_n", {"m": 5}, "m.*5"),
         ("final_only", {"n": 5}, "does not take"),
+        ("first_sight", {"most": 0}, "most=0"),
+        ("first_sight", {"inside_tokens": 0}, "inside_tokens=0"),
         ("grid", {"grid": 0}, "grid=0"),
         ("grid", {"every": 0}, "every=0"),
         ("block_ends", {"unit": 0}, "unit=0"),

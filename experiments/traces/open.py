@@ -10,6 +10,7 @@ from hybridcache.experiments.traces.azure import AzureTrace
 from hybridcache.experiments.traces.bailian import BLOCK_TOKENS as BAILIAN_BLOCK_TOKENS
 from hybridcache.experiments.traces.bailian import BailianTrace
 from hybridcache.experiments.traces.chat import Chat, ChatSettings
+from hybridcache.experiments.traces.edited_agent import EditedAgent, EditedAgentSettings
 from hybridcache.experiments.traces.few_shot import FewShot, FewShotSettings
 from hybridcache.experiments.traces.generated import GeneratedTrace
 from hybridcache.experiments.traces.marconi import MarconiTrace
@@ -28,6 +29,7 @@ SHAREGPT_SETTINGS = ("sessions_per_second", "words_per_minute", "seconds_per_ans
 GENERATORS: Mapping[str, tuple[type[WorkloadSettings], Callable[[Any], Workload]]] = {
     "chat": (ChatSettings, Chat),
     "agent": (AgentSettings, Agent),
+    "edited_agent": (EditedAgentSettings, EditedAgent),
     "few_shot": (FewShotSettings, FewShot),
     "rag": (RagSettings, Rag),
     "tree_search": (TreeSearchSettings, TreeSearch),
@@ -54,8 +56,8 @@ def open_trace(
     """The trace described by one file of conf/trace.
 
     Args:
-        kind: npz, mooncake, marconi, bailian, sharegpt, azure, prompts (files); chat, agent, few_shot,
-            rag, tree_search, scan (generators).
+        kind: npz, mooncake, marconi, bailian, sharegpt, azure, prompts (files); chat, agent,
+            edited_agent, few_shot, rag, tree_search, scan (generators).
         path: the file; generators have none.
         stitch: mooncake and bailian; None means true.
         every_kth_session: keep sessions 0, k, 2k, ... with all their requests.
