@@ -102,6 +102,11 @@ class OtherWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; torch's way to say so loads its compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

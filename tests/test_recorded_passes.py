@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridcache.kernels.cpu import CpuOps
 from hybridcache.kernels.dispatch import build_ops
-from hybridcache.kernels.recording import Scratch
+from hybridcache.kernels.recording import OtherWork, Scratch
 from hybridcache.models.load import LoadedModel, load_model
 from hybridcache.models.recorded import MAX_TOKENS
 from tests.hybrid_runs import Memory, Part, prompt_of, quick_for, run
@@ -141,3 +141,11 @@ def test_memory_of_results_is_used_again(cpu: CpuOps) -> None:
     kept = [scratch.empty((4, 100), torch.float32).fill_(0) for _ in range(5)]
     assert len({tensor.data_ptr() for tensor in (*kept, out)}) == 6
     assert torch.equal(out, truth)
+
+
+def test_recording_does_not_load_torchs_compiler() -> None:
+    """That takes seconds, and the first request would wait for it."""
+    assert not hasattr(OtherWork.__torch_dispatch__, "__wrapped__")
+    with OtherWork() as other:
+        _ = torch.ones(3) + 1
+    assert other.names
