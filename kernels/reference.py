@@ -197,7 +197,12 @@ class ReferenceOps(Ops):
             distance = positions[:, None] - torch.arange(stop, device=q.device)
             hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            out[s.start : s.stop] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+            sound = values.isfinite()
+            attended = torch.einsum("hqk,khd->qhd", weights, values.where(sound, 0))
+            if not sound.all():  # left out of the product, where a weight of 0 would make NaN of them
+                bad = torch.einsum("qk,khd->qhd", (~hidden).to(qs.dtype), (~sound).to(qs.dtype))
+                attended = attended.masked_fill(bad > 0, torch.nan)
+            out[s.start : s.stop] = attended.to(q.dtype)
         return out
 
     def rms_norm(

@@ -48,10 +48,8 @@ class HybridForCausalLM:
         x = self.embedding[token_ids]
         if self.embedding_multiplier != 1:
             x = x * self.embedding_multiplier
-        # Triton launches on the thread's current device, wherever the tensors are.
-        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-            hidden = self.recorded(self._layers, self.ops, x, batch, state, logits_at)
-            logits = self.head(self.final_norm(hidden)).float()
+        hidden = self.recorded(self._layers, self.ops, x, batch, state, logits_at)
+        logits = self.head(self.final_norm(hidden)).float()
         if self.head_multiplier != 1:
             logits = logits * self.head_multiplier
         return logits if self.head_divisor == 1 else logits / self.head_divisor

@@ -4,6 +4,7 @@
 // takes all its heads of a block of keys before the next block, since they lie side by side. Scores and outputs are
 // sums over the head's dimensions and over the keys in ascending order, one chain per element, so that a row does
 // not depend on its tile.
+#include <utility>
 #include <vector>
 
 #include "panels.h"
@@ -105,6 +106,20 @@ void fetch_keys(const Past& past, Scratch& w, int64_t first, int64_t count, Ahea
   }
 }
 
+// Whether the values of the keys [first, first + count) are finite: 0 times one that is not is NaN.
+bool finite(const Past& past, Scratch& w, int64_t first, int64_t count) {
+  const Args& p = past.p;
+  const bool plain = past.plain(p.values);
+  vf sum{};
+  for (int64_t j = 0; j < count; ++j) {
+    const char* at = past.at(p.values, first + j);
+    if (!plain) read(w.row.data(), at, p.values.dtype, p.head_dim);
+    const float* value = plain ? reinterpret_cast<const float*>(at) : w.row.data();
+    for (int64_t d = 0; d < w.padded; d += VL) sum = fma(load(value + d), vf{}, sum);
+  }
+  return sum_lanes(sum) == 0.f;
+}
+
 // sums[r, :] += weights[r, keys] values[keys, :] over the keys [first, first + count).
 void add_values(const Past& past, Scratch& w, const float* weights, float* sums, int64_t rows, int64_t first,
                 int64_t count) {
@@ -169,14 +184,26 @@ void block(const Past& past, Scratch& w, int64_t at, int64_t rows, int64_t posit
   std::fill_n(w.scores.begin(), rows * kKeys, 0.f);
   multiply(&w.q[at * w.padded], w.padded, {w.keys.data(), kPanel, w.padded * kPanel}, p.head_dim, w.scores.data(),
            kKeys, rows, kKeys);
+  const auto seen_by = [&](int64_t r) -> std::pair<int64_t, int64_t> {  // of the block's keys
+    const int64_t own = position + r / group - first, oldest = p.window ? own - p.window + 1 : 0;
+    return {std::clamp<int64_t>(oldest, 0, kKeys), std::clamp<int64_t>(own + 1, 0, kKeys)};
+  };
+  bool alike = true;
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t own = position + r / group, row = at + r;
-    const int64_t low = p.window ? std::clamp<int64_t>(own - p.window + 1 - first, 0, kKeys) : 0;
-    const int64_t high = std::clamp<int64_t>(own + 1 - first, 0, kKeys);
+    const auto [low, high] = seen_by(r);
+    const int64_t row = at + r;
     const auto run = high - low == kKeys ? soften<true> : soften<false>;
     run(p, &w.scores[r * kKeys], &w.sums[row * w.padded], w.padded, w.top[row], w.total[row], low, high);
+    alike &= high - low >= count;
   }
-  add_values(past, w, w.scores.data(), &w.sums[at * w.padded], rows, first, count);
+  if (alike || finite(past, w, first, count)) {
+    add_values(past, w, w.scores.data(), &w.sums[at * w.padded], rows, first, count);
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto [low, high] = seen_by(r);
+    add_values(past, w, &w.scores[r * kKeys + low], &w.sums[(at + r) * w.padded], 1, first + low, high - low);
+  }
 }
 
 void item(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t head, int64_t heads, int64_t t0,

@@ -38,6 +38,7 @@ void token(const Args& p, Scratch& w, int64_t head, int64_t column, int64_t colu
   const int64_t key_head = head / (p.value_heads / p.key_heads), padded = static_cast<int64_t>(w.q.size());
   std::memcpy(w.q.data(), p.q.row(t) + key_head * p.key_dim, p.key_dim * 4);
   std::memcpy(w.k.data(), p.k.row(t) + key_head * p.key_dim, p.key_dim * 4);
+  for (std::vector<float>* x : {&w.q, &w.k}) std::fill(x->begin() + p.key_dim, x->end(), 0.f);  // norms were NaN
   if (p.l2norm) {
     scale_by(w.q.data(), padded, inverse_norm(w.q.data(), padded));
     scale_by(w.k.data(), padded, inverse_norm(w.k.data(), padded));

@@ -91,6 +91,7 @@ void item(const Args& p, const Batch& batch, Scratch& w, int64_t s, int64_t h, i
   const int64_t rows = std::min(kRows, p.head_dim - row), first = (h * p.head_dim + row) * p.d_state;
   for (int64_t r = 0; r < rows; ++r) {
     float* to = &w.state[r * p.padded];
+    std::fill(to + p.d_state, to + p.padded, 0.f);  // NaN times the zeros there has left NaN
     if (batch.has_state[s])
       read(to, p.state.entry(batch.slots[s], first + r * p.d_state), p.state.dtype, p.d_state);
     else
@@ -115,7 +116,7 @@ extern "C" void hc_mamba2_scan(const Args* args, const Batch* batch, int64_t thr
   const int64_t blocks = (p.head_dim + kRows - 1) / kRows, items = batch->num_sequences * p.heads * blocks;
 #pragma omp parallel num_threads(threads)
   {
-    Scratch w(p.padded);  // zero behind d_state, and stays so
+    Scratch w(p.padded);  // b and c are zero behind d_state, and stay so
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < items; ++i) {
       const auto at = [&](int64_t n, auto run) {

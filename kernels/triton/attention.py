@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hybridcache.kernels.triton.batch import DeviceBatch
 from hybridcache.kernels.triton.device.attention import decode_attention, merge_parts, prefill_attention
+from hybridcache.kernels.triton.launch import launch
 
 LOG2E = 1.4426950408889634
 DECODE_PART = 512
@@ -74,7 +75,9 @@ def _prefill(
     tiles = batch.query_tiles(shape.pairs, group)
     if not len(tiles.starts):
         return
-    prefill_attention[(len(tiles.starts), kv_heads)](
+    launch(
+        prefill_attention,
+        (len(tiles.starts), kv_heads),
         q,
         k_cache,
         v_cache,
@@ -126,7 +129,9 @@ def _decode(
         torch.empty(len(batch.decoding), num_parts, heads, *width, dtype=torch.float32, device=q.device)
         for width in ((head_dim,), (), ())
     )
-    decode_attention[(len(batch.decoding), kv_heads, num_parts)](
+    launch(
+        decode_attention,
+        (len(batch.decoding), kv_heads, num_parts),
         q,
         k_cache,
         v_cache,
@@ -159,7 +164,9 @@ def _decode(
         num_stages=shape.num_stages,
         enable_fp_fusion=True,
     )
-    merge_parts[(len(batch.decoding), heads)](
+    launch(
+        merge_parts,
+        (len(batch.decoding), heads),
         part_out,
         part_most,
         part_total,

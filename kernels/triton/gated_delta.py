@@ -12,6 +12,7 @@ from hybridcache.kernels.triton.device.gated_delta import (
     delta_states,
     delta_token_by_token,
 )
+from hybridcache.kernels.triton.launch import launch
 
 CHUNK = 64
 """Tokens of a chunk. A pass that is resumed at a multiple of it gives the bits of one that was not cut."""
@@ -51,7 +52,9 @@ def _token_by_token(
 ) -> None:
     (_, key_heads, key_dim), (_, heads, value_dim) = k.shape, v.shape
     tile = min(16, triton.next_power_of_2(value_dim))
-    delta_token_by_token[(len(batch.short), heads, triton.cdiv(value_dim, tile))](
+    launch(
+        delta_token_by_token,
+        (len(batch.short), heads, triton.cdiv(value_dim, tile)),
         q,
         k,
         v,
@@ -115,7 +118,9 @@ def _by_chunks(
     }
     # Products of float32 run on ordinary cores and need the registers.
     most = 16 if v.element_size() == 4 else 64
-    delta_prepare[(chunks.num_chunks, heads)](
+    launch(
+        delta_prepare,
+        (chunks.num_chunks, heads),
         k,
         v,
         log_decay,
@@ -137,7 +142,9 @@ def _by_chunks(
         **shape,
     )
     columns = min(most // 2, padded(value_dim)) if most > 16 else 16
-    delta_states[(len(batch.long), heads, triton.cdiv(value_dim, columns))](
+    launch(
+        delta_states,
+        (len(batch.long), heads, triton.cdiv(value_dim, columns)),
         k,
         u,
         w,
@@ -162,7 +169,9 @@ def _by_chunks(
         **shape,
     )
     columns = min(most, padded(value_dim))
-    delta_outputs[(chunks.num_chunks, heads, triton.cdiv(value_dim, columns))](
+    launch(
+        delta_outputs,
+        (chunks.num_chunks, heads, triton.cdiv(value_dim, columns)),
         q,
         k,
         sums,

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from hybridcache.kernels.ops import Linear
 from hybridcache.kernels.triton.device.matmul import invariant_matmul
+from hybridcache.kernels.triton.launch import launch
 
 
 class InvariantLinear(Linear):
@@ -24,17 +25,18 @@ class InvariantLinear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
             raise ValueError(f"linear: x has width {x.shape[-1]}; the weight takes {self.in_features}")
-        # A product has operands of one dtype; the wider of the two loses nothing.
-        dtype = torch.promote_types(x.dtype, self._weight.dtype)
-        rows, weight = x.reshape(-1, self.in_features).to(dtype), self._weight.to(dtype)
+        rows = x.reshape(-1, self.in_features)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         out = torch.empty(len(rows), self.out_features, dtype=x.dtype, device=x.device)
         if out.numel():
-            tile_rows, tile_outs, tile_inner = (32, 32, 32) if dtype == torch.float32 else (64, 128, 64)
+            wide = x.dtype != self._weight.dtype or x.dtype == torch.float32
+            tile_rows, tile_outs, tile_inner = (32, 32, 32) if wide else (64, 128, 64)
             grid = (triton.cdiv(len(rows), tile_rows), triton.cdiv(self.out_features, tile_outs))
-            invariant_matmul[grid](
+            launch(
+                invariant_matmul,
+                grid,
                 rows,
-                weight,
+                self._weight,
                 self._bias,
                 out,
                 len(rows),

@@ -13,6 +13,7 @@ from hybridcache.kernels.triton.device.mamba2 import (
     mamba2_steps,
     mamba2_token_by_token,
 )
+from hybridcache.kernels.triton.launch import launch
 
 CHUNK = 128
 """Tokens of a chunk. A pass that is resumed at a multiple of it gives the bits of one that was not cut."""
@@ -54,7 +55,9 @@ def _token_by_token(
 ) -> None:
     (_, heads, head_dim), (_, groups, d_state) = x.shape, B.shape
     tile = min(16, triton.next_power_of_2(head_dim))
-    mamba2_token_by_token[(len(batch.short), heads, triton.cdiv(head_dim, tile))](
+    launch(
+        mamba2_token_by_token,
+        (len(batch.short), heads, triton.cdiv(head_dim, tile)),
         x,
         dt,
         A,
@@ -108,7 +111,9 @@ def _by_chunks(
     size, group = head_dim * d_state, heads // groups
     steps, decays = torch.empty(2, heads, tokens, dtype=torch.float32, device=device)
     heads_tile = min(8, triton.next_power_of_2(heads))
-    mamba2_steps[(chunks.num_chunks, triton.cdiv(heads, heads_tile))](
+    launch(
+        mamba2_steps,
+        (chunks.num_chunks, triton.cdiv(heads, heads_tile)),
         dt,
         dt_bias,
         A,
@@ -131,7 +136,9 @@ def _by_chunks(
     wide = x.element_size() == 4
     num_ends, columns = len(chunks.end_rows), min(64 if wide else 128, padded(d_state))
     contributions = torch.empty(num_ends, heads, size, dtype=torch.float32, device=device)
-    mamba2_contributions[(num_ends, heads, triton.cdiv(d_state, columns))](
+    launch(
+        mamba2_contributions,
+        (num_ends, heads, triton.cdiv(d_state, columns)),
         x,
         B,
         steps,
@@ -156,7 +163,9 @@ def _by_chunks(
     )
     starts = torch.empty(chunks.num_chunks, heads, size, dtype=x.dtype, device=device)
     block = min(512, triton.next_power_of_2(size))
-    mamba2_states[(len(batch.long), heads, triton.cdiv(size, block))](
+    launch(
+        mamba2_states,
+        (len(batch.long), heads, triton.cdiv(size, block)),
         contributions,
         decays,
         starts,
@@ -178,7 +187,9 @@ def _by_chunks(
     )
     rows, members = 32 if wide else 64, min(64, padded(head_dim))
     grid = (chunks.num_chunks * (CHUNK // rows), heads, triton.cdiv(head_dim, members))
-    mamba2_outputs[grid](
+    launch(
+        mamba2_outputs,
+        grid,
         x,
         B,
         C,

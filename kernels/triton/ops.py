@@ -16,6 +16,7 @@ from hybridcache.kernels.triton.batch import DeviceBatch
 from hybridcache.kernels.triton.device.conv import conv_outputs, conv_windows
 from hybridcache.kernels.triton.device.mamba1 import mamba1_token_by_token
 from hybridcache.kernels.triton.device.rows import store_kv_rows
+from hybridcache.kernels.triton.launch import launch
 from hybridcache.kernels.triton.linear import InvariantLinear
 from hybridcache.kernels.triton.operands import DeviceOperands
 from hybridcache.kernels.triton.rows import TritonRowOps
@@ -82,7 +83,9 @@ class TritonOps(TritonRowOps):
         rows = view.row_tiles(tile)
         if len(rows.starts):
             columns = min(128, triton.next_power_of_2(channels))
-            conv_outputs[(len(rows.starts), triton.cdiv(channels, columns))](
+            launch(
+                conv_outputs,
+                (len(rows.starts), triton.cdiv(channels, columns)),
                 x,
                 operands.whole(weight, "weight", (channels, width)),
                 operands.whole(bias, "bias", (channels,)),
@@ -106,7 +109,9 @@ class TritonOps(TritonRowOps):
             )
         if batch.num_sequences and width > 1:
             columns = min(256, triton.next_power_of_2(channels))
-            conv_windows[(batch.num_sequences, triton.cdiv(channels, columns))](
+            launch(
+                conv_windows,
+                (batch.num_sequences, triton.cdiv(channels, columns)),
                 x,
                 conv_state,
                 view.cu_seqlens,
@@ -151,7 +156,9 @@ class TritonOps(TritonRowOps):
         if not batch.num_sequences:
             return out
         view, tile = self._on_device(batch), min(32, triton.next_power_of_2(channels))
-        mamba1_token_by_token[(batch.num_sequences, triton.cdiv(channels, tile))](
+        launch(
+            mamba1_token_by_token,
+            (batch.num_sequences, triton.cdiv(channels, tile)),
             x,
             dt,
             operands.whole(A, "A", (channels, d_state)),
@@ -258,7 +265,9 @@ class TritonOps(TritonRowOps):
         for cache, name in ((k_cache, "k_cache"), (v_cache, "v_cache")):
             operands.pool(cache, name, (block_size, kv_heads, head_dim))
         if tokens:
-            store_kv_rows[(tokens,)](
+            launch(
+                store_kv_rows,
+                (tokens,),
                 k,
                 v,
                 k_cache,

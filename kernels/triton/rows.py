@@ -7,6 +7,7 @@ from torch import Tensor
 from hybridcache.kernels.operands import sizes
 from hybridcache.kernels.reference import ReferenceOps
 from hybridcache.kernels.triton.device.rows import activate_rows, norm_rows, rotate_heads
+from hybridcache.kernels.triton.launch import launch
 from hybridcache.kernels.triton.operands import DeviceOperands
 
 
@@ -35,7 +36,9 @@ class TritonRowOps(ReferenceOps):
         if not out.numel():
             return out
         part = triton.next_power_of_2(width // groups)
-        norm_rows[(len(flat), groups)](
+        launch(
+            norm_rows,
+            (len(flat), groups),
             flat,
             gates,
             operands.whole(weight, "weight", (width,)),
@@ -78,7 +81,9 @@ class TritonRowOps(ReferenceOps):
         x = operands.rows(x, "x", (tokens, heads, head_dim))
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if tokens:
-            rotate_heads[(tokens, heads)](
+            launch(
+                rotate_heads,
+                (tokens, heads),
                 x,
                 operands.whole(cos, "cos", (tokens, pairs)),
                 operands.whole(sin, "sin", (tokens, pairs)),
@@ -102,7 +107,9 @@ class TritonRowOps(ReferenceOps):
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if out.numel():
             columns = min(1_024, triton.next_power_of_2(width))
-            activate_rows[(len(flat), triton.cdiv(width, columns))](
+            launch(
+                activate_rows,
+                (len(flat), triton.cdiv(width, columns)),
                 flat,
                 factors,
                 out,

@@ -93,7 +93,8 @@ __global__ void __launch_bounds__(kHeadThreads) mamba2_recurrence(Mamba2Args p, 
     const int tokens = static_cast<int>(least(Tl::kTokens, stop - base));
     const Vec<T, 8> x = next.x;
     if (i < Tl::kItems) {
-      const float d = fminf(fmaxf(softplus(to_float(next.dt) + bias), p.dt_min), p.dt_max);
+      const float step = softplus(to_float(next.dt) + bias);
+      const float d = step < p.dt_min ? p.dt_min : step > p.dt_max ? p.dt_max : step;  // NaN stays NaN
 #pragma unroll
       for (int j = 0; j < 8; ++j) inputs[row_of * Tl::kRows + wide + j] = d * x[j];
       if (wide == 0) decays[row_of] = exp2_approx(d * a);

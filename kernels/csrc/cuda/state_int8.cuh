@@ -14,6 +14,7 @@ struct StateInt8Args {
 };
 
 constexpr int kInt8Threads = 256, kInt8Each = 8;
+constexpr float kLeastMost = 127 * 1.17549435e-38f;  // scales are ordinary numbers: 1 over a smaller one is infinite
 
 // The larger magnitude; NaN once there was one.
 __device__ __forceinline__ float larger(float most, float x) { return fabsf(x) <= most || most != most ? most : fabsf(x); }
@@ -52,8 +53,9 @@ __global__ void __launch_bounds__(kInt8Threads) state_int8(StateInt8Args p) {
   __syncthreads();
 #pragma unroll
   for (int w = 0; w < kInt8Threads / 32; ++w) most = larger(most, most_of[w]);
-  const float scale = most / 127.f, factor = most > 0.f ? 127.f / most : 0.f;
-  if (threadIdx.x == 0) *scale_at = most < INFINITY ? scale : NAN;
+  if (most < kLeastMost) most = kLeastMost;
+  const float factor = 127.f / most;
+  if (threadIdx.x == 0) *scale_at = most < INFINITY ? most / 127.f : NAN;
   for (int64_t i = begin; i < p.elements; i += kStep) {
     const int valid = static_cast<int>(least(p.elements - i, kInt8Each));
     const Vec<T, kInt8Each> x = load<T, kInt8Each>(state + i, valid);

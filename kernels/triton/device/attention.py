@@ -2,7 +2,8 @@
 
 Keys are taken in tiles of BN that start at multiples of BN in the sequence, online softmax over the tiles
 (Milakov and Gimelshein, 2018; Dao, 2023). A tile that a query does not see changes nothing to the bit, so a
-query's result does not depend on which other queries share its program.
+query's result does not depend on which other queries share its program; nor does a key that it does not see,
+whatever its K and V are.
 """
 
 import triton
@@ -16,6 +17,7 @@ def attend_tile(
     q: tl.tensor,
     query_positions: tl.tensor,
     tile: tl.tensor,
+    low: tl.tensor,
     high: tl.tensor,
     k_heads: tl.tensor,
     v_heads: tl.tensor,
@@ -34,18 +36,19 @@ def attend_tile(
     BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-    WHOLE: tl.constexpr,
+    SEEN: tl.constexpr,
 ) -> tl.tensor:
     """One tile of keys [tile, tile + BN) added to (most [M], total [M], acc [M, DP]) of queries q [M, DP].
 
     `k_heads`, `v_heads`: the KV head in block 0; strides in elements: `k_block` and `v_block` from block to
-    block, `row` from token to token. Keys from `high` on do not exist. WHOLE: every query sees every key.
+    block, `row` from token to token. SEEN says which keys a query sees: "all" of the tile; the "same" as all
+    others, those in [low, high); or of these its "own", by its position and WINDOW.
     `scale` includes log2(e), unless scores are capped.
     """
     keys = tile + tl.arange(0, BN)
     dims = tl.arange(0, DP)
-    there = keys < high
-    if WHOLE:
+    there = (keys >= low) & (keys < high)
+    if SEEN == "all":
         blocks = tl.load(block_table + keys // BLOCK).to(tl.int64)
         mask = (dims < D)[None, :]
     else:
@@ -57,7 +60,9 @@ def attend_tile(
     if SOFT_CAP:
         # tanh, without the overflow of its textbook form.
         scores = soft_cap * LOG2E * (1.0 - 2.0 / (1.0 + tl.exp(scores * (2.0 / soft_cap))))
-    if not WHOLE:
+    if SEEN == "same":
+        scores = tl.where(there[None, :], scores, float("-inf"))
+    elif SEEN == "own":
         seen = (keys[None, :] <= query_positions[:, None]) & there[None, :]
         if WINDOW > 0:
             seen = seen & (keys[None, :] > query_positions[:, None] - WINDOW)
@@ -68,6 +73,13 @@ def attend_tile(
     shrink = tl.exp2(most - base)
     v = tl.load(v_heads + (blocks * v_block + offsets)[:, None] + dims[None, :], mask=mask, other=0.0)
     total = total * shrink + tl.sum(weights, axis=1)
+    if SEEN == "own":
+        # A product takes 0 times NaN for NaN: what is not finite in V is left out of it, and makes NaN of the
+        # queries that see its token.
+        finite = tl.abs(v) < float("inf")
+        v = tl.where(finite, v, 0.0).to(v.dtype)
+        sound = tl.min(finite.to(tl.int32), axis=1) > 0
+        total = tl.where(tl.max((seen & ~sound[None, :]).to(tl.int32), axis=1) > 0, float("nan"), total)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return higher, total, acc
 
@@ -121,24 +133,27 @@ def prefill_attention(
     rows = (first_row + token).to(tl.int64)
     queries = tl.load(q + (rows * q_row + heads * D)[:, None] + dims[None, :], mask=mask, other=0.0)
     positions = before + token
+    nearest = before + tl.load(tile_starts + index) // GROUP
     last = tl.minimum(tl.load(tile_starts + index) + BM - 1, tokens * GROUP - 1) // GROUP
     high = before + last + 1
+    # Tiles in [edge, near) are seen by every query as a whole.
+    near = nearest // BN * BN
     low = high * 0
+    edge = low
     if WINDOW > 0:
-        seen_first = before + tl.load(tile_starts + index) // GROUP - (WINDOW - 1)
-        low = tl.maximum(seen_first, 0) // BN * BN
+        low = tl.maximum(nearest - (WINDOW - 1), 0) // BN * BN
+        edge = tl.minimum(tl.cdiv(tl.maximum(high - WINDOW, 0), BN) * BN, near)
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, DP), tl.float32)
     table = block_tables + sequence * max_blocks
-    if WINDOW == 0:
-        # Tiles that end before the first query: no masks.
-        low = (before + tl.load(tile_starts + index) // GROUP) // BN * BN
-        for tile in range(0, low, BN):
+    if WINDOW > 0:
+        for tile in range(low, edge, BN):
             most, total, acc = attend_tile(
                 queries,
                 positions,
                 tile,
+                low,
                 high,
                 k_cache + head * D,
                 v_cache + head * D,
@@ -157,13 +172,14 @@ def prefill_attention(
                 BLOCK,
                 WINDOW,
                 SOFT_CAP,
-                True,
+                "own",
             )
-    for tile in range(low, high, BN):
+    for tile in range(edge, near, BN):
         most, total, acc = attend_tile(
             queries,
             positions,
             tile,
+            low,
             high,
             k_cache + head * D,
             v_cache + head * D,
@@ -182,7 +198,33 @@ def prefill_attention(
             BLOCK,
             WINDOW,
             SOFT_CAP,
-            False,
+            "all",
+        )
+    for tile in range(near, high, BN):
+        most, total, acc = attend_tile(
+            queries,
+            positions,
+            tile,
+            low,
+            high,
+            k_cache + head * D,
+            v_cache + head * D,
+            table,
+            k_block,
+            v_block,
+            kv_row,
+            scale,
+            soft_cap,
+            most,
+            total,
+            acc,
+            D,
+            DP,
+            BN,
+            BLOCK,
+            WINDOW,
+            SOFT_CAP,
+            "own",
         )
     # A padded pair of the last tile may see no key.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -235,7 +277,7 @@ def decode_attention(
     low = part * PART
     high = tl.minimum(position + 1, low + PART)
     if WINDOW > 0:
-        low = tl.maximum(low, tl.maximum(position + 1 - WINDOW, 0) // BN * BN)
+        low = tl.maximum(low, position + 1 - WINDOW)
     if low < high:
         members = tl.arange(0, GP)
         heads = head * GROUP + members
@@ -246,11 +288,12 @@ def decode_attention(
         total = tl.zeros((GP,), tl.float32)
         acc = tl.zeros((GP, DP), tl.float32)
         table = block_tables + sequence * max_blocks
-        for tile in range(low, high, BN):
+        for tile in range(low // BN * BN, high, BN):
             most, total, acc = attend_tile(
                 queries,
-                position + members * 0,
+                position,
                 tile,
+                low,
                 high,
                 k_cache + head * D,
                 v_cache + head * D,
@@ -269,7 +312,7 @@ def decode_attention(
                 BLOCK,
                 WINDOW,
                 SOFT_CAP,
-                False,
+                "same",
             )
         places = (index * num_parts + part).to(tl.int64) * num_heads + heads
         tl.store(part_most + places, most, mask=members < GROUP)

@@ -9,6 +9,8 @@ in the sequence; `ScanChunks` has the tables of chunks and ends.
 import triton
 import triton.language as tl
 
+from hybridcache.kernels.triton.device.scalar import causal_product
+
 
 @triton.jit
 def rows_of(
@@ -70,26 +72,28 @@ def delta_prepare(
     tl.store(sums + head.to(tl.int64) * num_tokens + tokens, total, mask=inside)
     keys = rows_of(k + head // GROUP * K, tokens, k_row, inside, K, KP, L2NORM)
     lower = index[None, :] < index[:, None]
-    decay = tl.exp(tl.where(lower, total[:, None] - total[None, :], float("-inf")))
-    inverse = -tl.dot(keys, tl.trans(keys), input_precision="ieee") * decay * b[:, None]
+    inverse = -tl.dot(keys, tl.trans(keys), input_precision="ieee")
+    inverse *= tl.exp(total[:, None] - total[None, :]) * b[:, None]
+    # Chosen, not multiplied by 0, here and below: a later token's numbers may be NaN.
+    inverse = tl.where(lower, inverse, 0.0)
     # Forward substitution: row i of T - I is a_i + a_i (T - I), where a_i knows rows before i only.
     for i in range(1, CHUNK):
         row = tl.sum(tl.where(index[:, None] == i, inverse, 0.0), axis=0)
-        row += tl.sum(row[:, None] * inverse, axis=0)
+        row += tl.sum(tl.where(index[:, None] < i, row[:, None] * inverse, 0.0), axis=0)
         inverse = tl.where(index[:, None] == i, row[None, :], inverse)
     inverse = tl.where(index[:, None] == index[None, :], 1.0, inverse).to(keys.dtype)
     weighted = (keys.to(tl.float32) * (b * tl.exp(total))[:, None]).to(keys.dtype)
     dims = tl.arange(0, KP)
     places = (tokens * HEADS + head)[:, None]
     mask = inside[:, None] & (dims < K)[None, :]
-    mixed = tl.dot(inverse, weighted, input_precision="ieee")
+    mixed = causal_product(inverse, weighted, tl.zeros((CHUNK, KP), tl.float32), index, index)
     tl.store(w + places * K + dims[None, :], mixed.to(w.dtype.element_ty), mask=mask)
     for begin in range(0, V, BV):
         columns = begin + tl.arange(0, BV)
         v_mask = inside[:, None] & (columns < V)[None, :]
         values = tl.load(v + (tokens * v_row)[:, None] + head * V + columns[None, :], mask=v_mask, other=0.0)
         values = (values.to(tl.float32) * b[:, None]).to(values.dtype)
-        own = tl.dot(inverse, values, input_precision="ieee")
+        own = causal_product(inverse, values, tl.zeros((CHUNK, BV), tl.float32), index, index)
         tl.store(u + places * V + columns[None, :], own.to(u.dtype.element_ty), mask=v_mask)
 
 
@@ -155,9 +159,10 @@ def delta_states(
         for end in range(tl.load(end_offsets + chunk), last_end):
             stop = tl.load(end_rows + end)
             whole = tl.load(line + stop - 1)
-            weight = tl.where(tokens < stop, tl.exp(whole - total), 0.0)
-            weighted = (values * weight[:, None]).to(keys.dtype)
-            state = tl.dot(keys, weighted, before * tl.exp(whole), input_precision="ieee")
+            seen = tokens < stop
+            weighted = tl.where(seen[:, None], values * tl.exp(whole - total)[:, None], 0.0).to(keys.dtype)
+            known = tl.where(seen[None, :], keys, 0.0).to(keys.dtype)
+            state = tl.dot(known, weighted, before * tl.exp(whole), input_precision="ieee")
             slot = tl.load(end_slots + end)
             if slot >= 0:
                 target = ssm_state + slot * slot_stride + own
@@ -205,13 +210,13 @@ def delta_outputs(
     start = tl.load(starts + place + (dims * V)[:, None] + columns[None, :], mask=s_mask, other=0.0)
     acc = tl.dot(queries, start, input_precision="ieee") * tl.exp(total)[:, None]
     keys = rows_of(k + head // GROUP * K, tokens, k_row, inside, K, KP, L2NORM)
-    seen = (index[None, :] <= index[:, None]) & inside[:, None]
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-    scores *= tl.exp(tl.where(seen, total[:, None] - total[None, :], float("-inf")))
+    scores *= tl.exp(total[:, None] - total[None, :])
+    scores = tl.where(index[None, :] <= index[:, None], scores, 0.0)
     places = (tokens * HEADS + head)[:, None] * V + columns[None, :]
     mask = inside[:, None] & (columns < V)[None, :]
     values = tl.load(entering + places, mask=mask, other=0.0)
-    acc = tl.dot(scores.to(values.dtype), values, acc, input_precision="ieee")
+    acc = causal_product(scores, values, acc, index, index)
     tl.store(out + places, (acc * scale).to(out.dtype.element_ty), mask=mask)
 
 

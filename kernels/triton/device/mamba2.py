@@ -7,7 +7,7 @@ state, the states handed on from chunk to chunk, outputs. `ScanChunks` has the t
 import triton
 import triton.language as tl
 
-from hybridcache.kernels.triton.device.scalar import softplus
+from hybridcache.kernels.triton.device.scalar import bounded, causal_product, softplus
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def mamba2_steps(
     raw = tl.load(dt + (tokens * dt_row)[:, None] + heads[None, :], mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         raw += tl.load(dt_bias + heads, mask=heads < HEADS, other=0.0).to(tl.float32)[None, :]
-    step = tl.minimum(tl.maximum(softplus(raw), low), high)
+    step = bounded(softplus(raw), low, high)
     rate = tl.load(A + heads, mask=heads < HEADS, other=0.0).to(tl.float32)
     sums = tl.cumsum(tl.where(mask, step * rate[None, :], 0.0), axis=0)
     places = (heads.to(tl.int64) * num_tokens)[None, :] + tokens[:, None]
@@ -149,6 +149,45 @@ def mamba2_states(
 
 
 @triton.jit
+def mamba2_keys(
+    x_head: tl.tensor,
+    b_group: tl.tensor,
+    steps: tl.tensor,
+    decays: tl.tensor,
+    queries: tl.tensor,
+    decay: tl.tensor,
+    keys: tl.tensor,
+    stop: tl.tensor,
+    x_row: tl.tensor,
+    b_row: tl.tensor,
+    members: tl.tensor,
+    acc: tl.tensor,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    BM: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> tl.tensor:
+    """acc [BM, BP] plus what BM tokens `keys` add: all before the rows with WHOLE, else the rows'."""
+    columns = tl.arange(0, NP)
+    there = keys < stop
+    mask = there[None, :] & (columns < N)[:, None]
+    transposed = tl.load(b_group + (keys * b_row)[None, :] + columns[:, None], mask=mask, other=0.0)
+    key_decay = tl.load(decays + keys, mask=there, other=0.0)
+    step = tl.load(steps + keys, mask=there, other=0.0)
+    scores = tl.dot(queries, transposed, input_precision="ieee")
+    scores *= tl.exp(decay[:, None] - key_decay[None, :]) * step[None, :]
+    x_mask = there[:, None] & (members < P)[None, :]
+    values = tl.load(x_head + (keys * x_row)[:, None] + members[None, :], mask=x_mask, other=0.0)
+    if WHOLE:
+        return tl.dot(scores.to(values.dtype), values, acc, input_precision="ieee")
+    # Chosen, not multiplied by 0: a later token's key or step may be NaN.
+    places = tl.arange(0, BM)
+    scores = tl.where(places[None, :] <= places[:, None], scores, 0.0)
+    return causal_product(scores, values, acc, places, places)
+
+
+@triton.jit
 def mamba2_outputs(
     x: tl.tensor,
     B: tl.tensor,
@@ -201,25 +240,45 @@ def mamba2_outputs(
         s_mask = (columns < N)[:, None] & (members < P)[None, :]
         start = tl.load(starts + place + columns[:, None] + (members * N)[None, :], mask=s_mask, other=0.0)
         acc = tl.dot(queries, start, input_precision="ieee") * tl.exp(decay)[:, None]
-        for key_begin in range(first, begin + BM, BM):
-            keys = key_begin + tl.arange(0, BM)
-            there = keys < stop
-            b_mask = there[None, :] & (columns < N)[:, None]
-            transposed = tl.load(
-                B + (keys * b_row)[None, :] + group * N + columns[:, None], mask=b_mask, other=0.0
+        for key_begin in range(first, begin, BM):
+            acc = mamba2_keys(
+                x + head * P,
+                B + group * N,
+                steps + line,
+                decays + line,
+                queries,
+                decay,
+                key_begin + tl.arange(0, BM),
+                stop,
+                x_row,
+                b_row,
+                members,
+                acc,
+                P,
+                N,
+                NP,
+                BM,
+                True,
             )
-            scores = tl.dot(queries, transposed, input_precision="ieee")
-            key_decay = tl.load(decays + line + keys, mask=there, other=0.0)
-            step = tl.load(steps + line + keys, mask=there, other=0.0)
-            seen = (keys[None, :] <= tokens[:, None]) & inside[:, None]
-            scores *= (
-                tl.exp(tl.where(seen, decay[:, None] - key_decay[None, :], float("-inf"))) * step[None, :]
-            )
-            x_mask = there[:, None] & (members < P)[None, :]
-            values = tl.load(
-                x + (keys * x_row)[:, None] + head * P + members[None, :], mask=x_mask, other=0.0
-            )
-            acc = tl.dot(scores.to(values.dtype), values, acc, input_precision="ieee")
+        acc = mamba2_keys(
+            x + head * P,
+            B + group * N,
+            steps + line,
+            decays + line,
+            queries,
+            decay,
+            tokens,
+            stop,
+            x_row,
+            b_row,
+            members,
+            acc,
+            P,
+            N,
+            NP,
+            BM,
+            False,
+        )
         mask = inside[:, None] & (members < P)[None, :]
         if HAS_D:
             own = tl.load(x + (tokens * x_row)[:, None] + head * P + members[None, :], mask=mask, other=0.0)
@@ -281,7 +340,7 @@ def mamba2_token_by_token(
         raw = tl.load(dt + row * dt_row + head).to(tl.float32)
         if HAS_BIAS:
             raw += tl.load(dt_bias + head).to(tl.float32)
-        step = tl.minimum(tl.maximum(softplus(raw), low), high)
+        step = bounded(softplus(raw), low, high)
         value = tl.load(x + row * x_row + head * P + members, mask=members < P, other=0.0).to(tl.float32)
         b = tl.load(B + row * b_row + group * N + columns, mask=columns < N, other=0.0).to(tl.float32)
         c = tl.load(C + row * c_row + group * N + columns, mask=columns < N, other=0.0).to(tl.float32)

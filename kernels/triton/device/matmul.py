@@ -32,6 +32,10 @@ def invariant_matmul(
         there = begin + inner < num_ins
         a = tl.load(left + begin, mask=in_rows & there[None, :], other=0.0)
         b = tl.load(right + begin, mask=in_outs & there[:, None], other=0.0)
+        if a.dtype != b.dtype:
+            # A product has operands of one type; float32 loses nothing of either.
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
         acc = tl.dot(a, b, acc, input_precision="ieee")
     if HAS_BIAS:
         acc += tl.load(bias + outs, mask=outs < num_outs, other=0.0).to(tl.float32)[None, :]
