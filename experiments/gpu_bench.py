@@ -1,7 +1,8 @@
 """What the sections of the GPU check share: sizes, a clock, rows of results."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -13,6 +14,9 @@ from hybridcache.kernels.ops import Ops
 from hybridcache.kernels.packed import PackedBatch
 
 BLOCK_SIZE = 16  # tokens
+MEASURED_S = 0.005
+"""Seconds that a repeat should take, for which short runs are repeated, MAX_RUNS times at most."""
+MAX_RUNS = 20
 
 
 class Sizes(NamedTuple):
@@ -95,16 +99,42 @@ class Bench:
         return torch.randn(*shape, device=self.device).to(dtype or self.dtype)
 
     def seconds(self, run: Callable[[], object]) -> float:
-        """Median of the repeats after a run that compiles and warms up."""
+        """Median of the repeats after a run that compiles and warms up; short runs several at a time."""
         run()
-        taken = []
+        taken, count = [], 1
         for _ in range(self.repeats):
             self.wait()
             start = time.perf_counter()
-            run()
+            for _ in range(count):
+                run()
             self.wait()
-            taken.append(time.perf_counter() - start)
+            taken.append((time.perf_counter() - start) / count)
+            count = max(1, min(MAX_RUNS, int(MEASURED_S / taken[-1])))
         return median(taken)
+
+    def graphed(self, run: Callable[[], object]) -> Callable[[], object]:
+        """`run` as a CUDA graph, so that the device's time shows and not Python's; itself on a CPU."""
+        if self.device.type != "cuda":
+            return run
+        run()
+        self.wait()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        return graph.replay
+
+    @contextmanager
+    def attempt(self, section: str, name: str, *, ours: bool = True) -> Iterator[None]:
+        """What is raised inside becomes a row, a failed one if it is `ours`; the section goes on.
+
+        Not where the device has stopped answering: then the section ends with what is raised.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.wait()
+            words = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            self.rows.append(Row(section, name, None, "", ok=False if ours else None, note=words))
 
     def wait(self) -> None:
         """Until the device has done what it was given."""
@@ -112,13 +142,21 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def timed(
-        self, section: str, name: str, run: Callable[[], object], flops: float, num_bytes: float
+        self,
+        section: str,
+        name: str,
+        run: Callable[[], object],
+        flops: float,
+        num_bytes: float,
+        *,
+        ours: bool = True,
     ) -> None:
-        """Adds a row of milliseconds with its floor: the slower of arithmetic and memory."""
+        """Adds a row of milliseconds with its floor: the slower of arithmetic and memory. See `attempt`."""
         floor = None
         if self.flops_per_s and self.bytes_per_s:
             floor = 1e3 * max(flops / self.flops_per_s, num_bytes / self.bytes_per_s)
-        self.rows.append(Row(section, name, self.seconds(run) * 1e3, "ms", floor))
+        with self.attempt(section, name, ours=ours):
+            self.rows.append(Row(section, name, self.seconds(run) * 1e3, "ms", floor))
 
     def batch(
         self,

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hybridcache.copier import Copier, TorchCopier
 from hybridcache.experiments.gpu_bench import BLOCK_SIZE, Bench, Row
 from hybridcache.experiments.gpu_layers import LayerCall, attention, calls
-from hybridcache.kernels.build import BuildError
-from hybridcache.kernels.cuda.build import Kernels
 from hybridcache.kernels.cuda.copies import CudaCopies
+from hybridcache.kernels.cuda.nvrtc import find_kernels
 from hybridcache.kernels.dispatch import build_ops
 from hybridcache.kernels.reference import ReferenceOps
+from hybridcache.kernels.state_int8 import pack_states, unpack_states
 
 
 def ceilings(bench: Bench) -> None:
@@ -39,17 +40,18 @@ def numerics(bench: Bench) -> None:
     lengths, before = [third, tokens - third - 1, 1], [0, 0, 0]
     emits = [[(1, 3), (third, 4)], [], [(1, 5)]]
     for layer in layers:
-        paged = layer.name == "attention"
-        batch = bench.batch(lengths, before, None if paged else emits)
-        twin = ReferenceOps(bench.device)
-        wide = tuple(x.double() for x in layer.inputs)
-        states = tuple(state.double() for state in layer.states)
-        truth = layer.run(twin, wide, tuple(w.double() for w in layer.weights), states, batch)
-        out = layer.apply(bench.ops, batch)
-        pairs = [(out, truth), *([] if paged else zip(layer.states, states, strict=True))]
-        error = max(_error(actual, expected) for actual, expected in pairs)
-        limit = 6 * torch.finfo(bench.dtype).eps
-        bench.rows.append(Row("numerics", layer.name, error, "relative", limit, error <= limit))
+        with bench.attempt("numerics", layer.name):
+            paged = layer.name == "attention"
+            batch = bench.batch(lengths, before, None if paged else emits)
+            twin = ReferenceOps(bench.device)
+            wide = tuple(x.double() for x in layer.inputs)
+            states = tuple(state.double() for state in layer.states)
+            truth = layer.run(twin, wide, tuple(w.double() for w in layer.weights), states, batch)
+            out = layer.apply(bench.ops, batch)
+            pairs = [(out, truth), *([] if paged else zip(layer.states, states, strict=True))]
+            error = max(_error(actual, expected) for actual, expected in pairs)
+            limit = 6 * torch.finfo(bench.dtype).eps
+            bench.rows.append(Row("numerics", layer.name, error, "relative", limit, error <= limit))
 
 
 def exactness(bench: Bench) -> None:
@@ -60,15 +62,16 @@ def exactness(bench: Bench) -> None:
         if not cut:
             continue
         for layer in [*calls(bench, tokens, 2), attention(bench, tokens, tokens)]:
-            whole = layer.apply(ops, bench.batch([tokens])).clone()
-            parts = [
-                layer.run(ops, tuple(x[a:b] for x in layer.inputs), layer.weights, layer.states, batch)
-                for a, b in ((0, cut), (cut, tokens))
-                for batch in [bench.batch([b - a], [a])]
-            ]
-            same = torch.equal(torch.cat(parts), whole)
             how = "invariant" if ops is invariant else "by chunks"
-            bench.rows.append(Row("exactness", f"{layer.name} {how}, cut at {cut}", None, "bits", ok=same))
+            with bench.attempt("exactness", name := f"{layer.name} {how}, cut at {cut}"):
+                whole = layer.apply(ops, bench.batch([tokens])).clone()
+                parts = [
+                    layer.run(ops, tuple(x[a:b] for x in layer.inputs), layer.weights, layer.states, batch)
+                    for a, b in ((0, cut), (cut, tokens))
+                    for batch in [bench.batch([b - a], [a])]
+                ]
+                same = torch.equal(torch.cat(parts), whole)
+                bench.rows.append(Row("exactness", name, None, "bits", ok=same))
 
 
 def prefill(bench: Bench) -> None:
@@ -94,13 +97,18 @@ def prefill(bench: Bench) -> None:
         "prefill", "attention", lambda: layer.apply(bench.ops, batch), flops, tokens * layer.row_bytes
     )
     q, k, v = (x.transpose(0, 1)[None] for x in layer.inputs)
-    bench.timed(
-        "prefill",
-        "attention, SDPA",
-        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-        flops,
-        tokens * layer.row_bytes,
-    )
+    # Not by torch's plain form, which would hold all scores.
+    with sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    ):
+        bench.timed(
+            "prefill",
+            "attention, SDPA",
+            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+            flops,
+            tokens * layer.row_bytes,
+            ours=False,
+        )
 
 
 def decode(bench: Bench) -> None:
@@ -110,39 +118,38 @@ def decode(bench: Bench) -> None:
         batch = bench.batch([1] * count, [s.context] * count)
         for layer in calls(bench, count, count):
             moved = count * (layer.state_bytes + layer.row_bytes)
-            bench.timed(
-                "decode",
-                f"{layer.name}, batch {count}",
-                partial(layer.apply, bench.ops, batch),
-                count * layer.flops_per_token,
-                moved,
-            )
+            run = partial(layer.apply, bench.ops, batch)
+            _decoded(bench, f"{layer.name}, batch {count}", run, count * layer.flops_per_token, moved)
         layer = attention(bench, count, count * (s.context + BLOCK_SIZE))
         kv = 2 * count * (s.context + 1) * s.kv_heads * s.head_dim * bench.dtype.itemsize
         flops = 4 * count * (s.context + 1) * s.heads * s.head_dim
-        bench.timed(
-            "decode",
-            f"attention, batch {count}",
-            partial(layer.apply, bench.ops, batch),
-            flops,
-            kv,
-        )
+        _decoded(bench, f"attention, batch {count}", partial(layer.apply, bench.ops, batch), flops, kv)
 
 
 def copies(bench: Bench) -> None:
-    """Checkpoints restored into running slots: 16 states of a model, by torch and in one launch."""
-    size, count = max(bench.sizes.copied_bytes // 64, 64), 16
+    """16 checkpoints of a model into running slots, by torch and in one launch; and a layer's in 8 bits."""
+    s, (size, count) = bench.sizes, (max(bench.sizes.copied_bytes // 64, 64), 16)
     memory = torch.zeros(2 * count, size, dtype=torch.uint8, device=bench.device)
     pairs = [(index, index + count) for index in range(count)]
     copiers: dict[str, Copier] = {"torch": TorchCopier()}
+    pack, unpack = pack_states, unpack_states
     if bench.device.type == "cuda":
-        try:
-            copiers["one launch"] = CudaCopies(Kernels.of_this_machine())
-        except BuildError as error:
-            bench.rows.append(Row("copies", "one launch", None, "ms", note=str(error)))
+        with bench.attempt("copies", "kernels"):
+            copiers["one launch"] = cuda = CudaCopies(find_kernels(bench.device))
+            pack, unpack = cuda.pack_states, cuda.unpack_states
     for name, copier in copiers.items():
-        run = partial(copier.copy_entries, memory, pairs)
-        bench.timed("copies", f"{count} of {size:,} bytes, {name}", run, 0, 2 * count * size)
+        bench.timed("copies", name, partial(copier.copy_entries, memory, pairs), 0, 2 * count * size)
+    shape = (s.mamba2_heads, s.mamba2_dim * s.d_state)
+    states = bench.randn(count, *shape, dtype=torch.float32)
+    packed = torch.zeros(count, *shape, dtype=torch.int8, device=bench.device)
+    scales = torch.zeros(count, shape[0], device=bench.device)
+    moved = 5 * states.numel()
+    ids = [(index, index) for index in range(count)]
+    bench.timed("copies", "states to 8 bits", lambda: pack(states, packed, scales, ids), 0, moved)
+    restored = torch.zeros_like(states)
+    bench.timed("copies", "states from 8 bits", lambda: unpack(restored, packed, scales, ids), 0, moved)
+    error = float(((restored - states).abs().amax(-1) / scales).max())
+    bench.rows.append(Row("copies", "states in 8 bits", error, "steps", 0.51, error <= 0.51))
 
 
 def linear(bench: Bench) -> None:
@@ -157,6 +164,13 @@ def linear(bench: Bench) -> None:
         for product in (library, invariant):
             name = f"{rows} x {width} x {width}, {product.method}"
             bench.timed("linear", name, partial(product, x), flops, moved)
+
+
+def _decoded(bench: Bench, name: str, run: Callable[[], object], flops: float, num_bytes: float) -> None:
+    """As Python issues it, and by itself."""
+    bench.timed("decode", name, run, flops, num_bytes)
+    with bench.attempt("decode", f"{name}, graph"):
+        bench.timed("decode", f"{name}, graph", bench.graphed(run), flops, num_bytes)
 
 
 def _error(actual: Tensor, truth: Tensor) -> float:
@@ -192,4 +206,4 @@ def _theirs(bench: Bench, layer: LayerCall) -> None:
         run = lambda: function(line, w[0], w[1], activation="silu")  # noqa: E731
     tokens = bench.sizes.tokens
     flops, moved = tokens * layer.flops_per_token, tokens * layer.row_bytes
-    bench.timed("prefill", f"{layer.name}, {name}", run, flops, moved)
+    bench.timed("prefill", f"{layer.name}, {name}", run, flops, moved, ours=False)

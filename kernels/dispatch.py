@@ -21,7 +21,7 @@ BACKENDS: Mapping[str, str] = MappingProxyType(
         "cpu": "C++ kernels compiled on first use; exact numerics",
         "triton": "Triton kernels on an NVIDIA GPU; exact numerics with linear=invariant",
         "mamba_ssm": "Triton kernels, decoding by mamba-ssm and causal-conv1d; linear=invariant forgoes them",
-        "cuda": "Triton kernels, recurrent layers in CUDA compiled by nvcc on first use",
+        "cuda": "Triton kernels, recurrent layers in CUDA compiled on first use",
     }
 )
 AnyLinearMethod = LinearMethod | Literal["torch", "invariant"]
@@ -110,10 +110,10 @@ def _gpu_ops(name: str, place: torch.device, linear: AnyLinearMethod) -> Ops:
             "its slow interpreter instead"
         )
     if name == "cuda":
-        from hybridcache.kernels.cuda.build import Kernels
+        from hybridcache.kernels.cuda.nvrtc import find_kernels
         from hybridcache.kernels.cuda.ops import CudaOps
 
-        return CudaOps(place, linear, Kernels.of_this_machine())
+        return CudaOps(place, linear, find_kernels(place))
     if name == "mamba_ssm":
         from hybridcache.kernels.mamba_ssm_ops import MambaSsmOps
 

@@ -10,6 +10,7 @@ import torch
 from hybridcache.kernels.build import BuildError
 from hybridcache.kernels.cpu import CpuOps
 from hybridcache.kernels.cuda.build import find_nvcc, nvcc_release
+from hybridcache.kernels.cuda.nvrtc import find_nvrtc
 from hybridcache.kernels.dispatch import BACKENDS, build_ops, describe
 from hybridcache.kernels.linear import TEST_ROWS
 from hybridcache.kernels.ops import Ops
@@ -83,6 +84,10 @@ def _nvcc() -> str:
     """What the backend cuda would be compiled with."""
     nvcc = find_nvcc()
     try:
-        return f"{nvcc_release(nvcc)} ({nvcc})" if nvcc else "none on PATH, in CUDA_HOME or HYBRIDCACHE_NVCC"
+        if nvcc:
+            return f"{nvcc_release(nvcc)} ({nvcc})"
+        return (
+            f"none on PATH, in CUDA_HOME or HYBRIDCACHE_NVCC; NVRTC instead: {find_nvrtc() or 'none either'}"
+        )
     except BuildError as error:
         return str(error)

@@ -118,6 +118,36 @@ def test_states_in_8_bits(cuda: CudaCopies, shape: tuple[int, ...], dtype: torch
     assert not back[0][3].any()
 
 
+@pytest.mark.parametrize("most", [1e-45, 1e-41, 1e-38, 1.2e-36, 3e-36])
+def test_a_state_of_denormal_numbers(cuda: CudaCopies, most: float) -> None:
+    """127 over such a magnitude, or 1 over its scale, is infinite."""
+    states = torch.linspace(-1, 1, 600).view(1, 2, 300) * most
+    for pack, unpack in ((cuda.pack_states, cuda.unpack_states), (pack_states, unpack_states)):
+        packed, scales = torch.zeros(1, 2, 300, dtype=torch.int8), torch.zeros(1, 2)
+        pack(states, packed, scales, [(0, 0)])
+        assert (scales >= torch.finfo(torch.float32).tiny).all()
+        restored = torch.full_like(states, torch.nan)
+        unpack(restored, packed, scales, [(0, 0)])
+        error = (restored - states).abs().flatten(2).amax(2)
+        assert (error <= 0.51 * scales).all()
+
+
+def test_blocks_in_8_bits(cuda: CudaCopies) -> None:
+    """K or V [blocks, tokens, heads, head dim] too: each token's head has a scale of its own."""
+    cache = torch.randn(3, 16, 2, 20) * torch.logspace(-3, 3, 16)[:, None, None]
+    packed, scales = torch.zeros(2, 32, 20, dtype=torch.int8), torch.zeros(2, 32)
+    twin_packed, twin_scales = torch.zeros_like(packed), torch.zeros_like(scales)
+    pairs = [(0, 1), (2, 0)]
+    cuda.pack_states(cache.flatten(1, 2), packed, scales, pairs)
+    pack_states(cache.flatten(1, 2), twin_packed, twin_scales, pairs)
+    assert torch.equal(scales, twin_scales) and (packed.int() - twin_packed.int()).abs().max() <= 1
+    restored = torch.zeros_like(cache)
+    cuda.unpack_states(restored.flatten(1, 2), packed, scales, pairs)
+    error = (restored - cache)[[0, 2]].abs().amax(-1)
+    assert (error <= 0.51 * cache[[0, 2]].abs().amax(-1) / 127).all()
+    assert not restored[1].any()
+
+
 def test_a_state_that_is_not_finite_stays_so(cuda: CudaCopies) -> None:
     for bad in (torch.nan, torch.inf):
         states = torch.ones(1, 2, 300)

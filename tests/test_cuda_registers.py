@@ -85,6 +85,7 @@ def test_a_library_loads_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HYBRIDCACHE_NVCC", "")
+    monkeypatch.setenv("HYBRIDCACHE_NVRTC", "")
     assert main(["doctor", "--backend", "reference"]) == 0
     assert "nvcc          none on PATH" in capsys.readouterr().out
     with pytest.raises(BuildError, match="HYBRIDCACHE_NVCC"):

@@ -1,4 +1,4 @@
-"""A token whose numbers are not finite reaches nothing but its own sequence from itself on, on any backend."""
+"""A token whose numbers are not finite reaches its own sequence from itself on, and nothing else."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

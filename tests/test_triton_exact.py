@@ -136,6 +136,25 @@ def test_a_mixed_batch(name: str) -> None:
     assert all(same(a, b) for a, b in zip(batch, alone, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("x_dtype", "dtype"), [(torch.float32, torch.float16), (torch.float16, torch.float32)]
+)
+def test_a_product_of_two_types_is_that_of_the_wider(
+    monkeypatch: pytest.MonkeyPatch, x_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    """The weight is widened tile by tile in the kernel: a call makes no copy of it."""
+    x, weight = torch.randn(5, 40).to(x_dtype), torch.randn(33, 40).to(dtype)
+    linear = build_ops("triton", linear="invariant").linear(weight)
+    wide = build_ops("triton", linear="invariant").linear(weight.float())(x.float())
+    made: list[int] = []
+    to = Tensor.to
+    monkeypatch.setattr(Tensor, "to", lambda self, *a, **k: made.append(self.numel()) or to(self, *a, **k))
+    out = linear(x)
+    monkeypatch.undo()
+    assert weight.numel() not in made
+    assert out.dtype == x_dtype and torch.equal(out, wide.to(x_dtype))
+
+
 def test_rows_of_the_invariant_product() -> None:
     ops = build_ops("triton", linear="invariant")
     x, weight, bias = torch.randn(70, 40), torch.randn(33, 40), torch.randn(33)

@@ -1,9 +1,10 @@
 """Whole models on the Triton backend, interpreted: logits, a worker's hits, and where tensors are put."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ from hybridcache.kernels.dispatch import build_ops
 from hybridcache.kernels.packed import PackedBatch
 from hybridcache.storage import Storage
 from hybridcache.worker import SamplingParams, Worker
+from tests.kernel_cases import Piece, conv, gated_delta, mamba1, mamba2
 from tests.worker_setup import tokens
 
 if TYPE_CHECKING:
     from hybridcache.models.load import LoadedModel
 
-pytest.importorskip("triton", reason="needs triton: pip install triton")
+triton_ops = pytest.importorskip("hybridcache.kernels.triton.ops", reason="needs triton: pip install triton")
 
 Loaded = Callable[..., "LoadedModel"]
 
@@ -53,9 +55,13 @@ def test_logits(loaded: Loaded, family: str) -> None:
     assert (out - truth).abs().max() <= 1e-4 * (1 + truth.abs().max())
 
 
-def test_layers_run_on_the_device_of_their_tensors(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which need not be the current one, where Triton launches."""
-    model, current, seen = loaded("nemotron_h", "triton"), ["another"], []
+def test_kernels_are_launched_on_the_device_of_their_tensors(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which need not be the current one, whether a model calls the operations or somebody else."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    model, current = loaded("nemotron_h", "triton"), ["another"]
+    launched: list[tuple[str, str]] = []
 
     @contextmanager
     def device_of(x: Tensor) -> Iterator[None]:
@@ -63,16 +69,27 @@ def test_layers_run_on_the_device_of_their_tensors(loaded: Loaded, monkeypatch: 
         yield
         current.pop()
 
-    layers = type(model.model)._layers
+    run = interpreter.GridExecutor.__call__
 
-    def spy(self: object, *arguments: object) -> Tensor:
-        seen.append(current[-1])
-        return layers(self, *arguments)  # type: ignore[arg-type]
+    def spy(self: Any, *arguments: object, **constants: object) -> None:
+        launched.append((self.fn.__name__, current[-1]))
+        run(self, *arguments, **constants)
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(type(model.model), "_layers", spy)
-    logits(model, tokens(3), [])
-    assert (seen, current) == (["cpu"], ["another"])
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", spy)
+    logits(model, tokens(3), [2])
+    invariant = build_ops("triton", linear="invariant")
+    for case in (conv(2, 3, 4), mamba1(2, 3, 4), mamba2(2, 1, 5, 9, 1), gated_delta(2, 1, 1, 7, 3)):
+        for ops in (build_ops("triton"), invariant):
+            case.run(ops, case.storage(1), (Piece(0, 2, 0),))
+    invariant.linear(torch.ones(3, 4))(torch.ones(2, 4))
+    names, devices = zip(*launched, strict=True)
+    assert set(devices) == {"cpu"} and current == ["another"]
+    device_code = [path.read_text() for path in (Path(triton_ops.__file__).parent / "device").glob("*.py")]
+    kernels = {
+        name for text in device_code for name in re.findall(r"^def (\w+)\([^)]*\) -> None:", text, re.M)
+    }
+    assert kernels - set(names) == {"rotate_heads"}  # which the attention of Nemotron-H does not have
 
 
 def test_a_worker_answers_alike_cold_and_from_its_cache(checkpoint: Callable[[str], Path]) -> None:

@@ -1,4 +1,4 @@
-"""Compiles the CUDA kernels with nvcc on first use: one library for a source, an element type and a size."""
+"""Compiles the CUDA kernels on first use: one file for a source, an element type and a size. Here by nvcc."""
 
 import ctypes
 import functools
@@ -95,11 +95,15 @@ def nvcc_command(nvcc: str, architectures: Sequence[int] = ARCHITECTURES) -> tup
 class Kernels:
     """The kernels by source, element and size; compiled when they are first asked for, then kept on disk.
 
+    Here by nvcc, with the host code that launches them, as libraries.
+
     `command` is the compiler with its flags, `identity` what else decides what it makes (its version).
     """
 
     device_type = "cuda"
     """Where tensors must be."""
+    suffix = ".so"
+    """Of the files made."""
 
     def __init__(self, command: Sequence[str], identity: str) -> None:
         self.command = tuple(command)
@@ -142,24 +146,28 @@ class Kernels:
         return self._libraries[variant]
 
     def build(self, variant: Variant) -> Path:
-        """The variant's library. Several processes may build at once. Raises BuildError when it fails."""
+        """The variant's file. Several processes may build at once. Raises BuildError when it fails."""
         source = SOURCES / f"{variant.source}.cuh"
         if not source.is_file():
             raise BuildError(f"no {source.name} in {SOURCES}: install hybridcache again")
         folder = cache_folder()
-        path = folder / f"cuda-{variant.source}-{variant.element}-{variant.size}-{self._key}.so"
+        path = folder / f"cuda-{variant.source}-{variant.element}-{variant.size}-{self._key}{self.suffix}"
         if path.exists():
             return path
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
-                target = Path(scratch) / "library.so"
-                compile_source((*self.command, "-shared"), variant, source, target)
+                target = Path(scratch) / f"made{self.suffix}"
+                self.compile(variant, source, target)
                 target.replace(path)
         except OSError as error:
             raise BuildError(f"cannot write {folder}: {error}; set HYBRIDCACHE_CACHE to a folder") from error
         self.compiled += 1
         return path
+
+    def compile(self, variant: Variant, source: Path, target: Path) -> None:
+        """Makes the variant's file. Raises BuildError with the compiler's words."""
+        compile_source((*self.command, "-shared"), variant, source, target)
 
     @functools.cached_property
     def _key(self) -> str:

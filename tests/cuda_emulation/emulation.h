@@ -273,4 +273,9 @@ inline float __half2float(__half x) { return static_cast<float>(x); }
 inline __half __float2half_rn(float x) { return static_cast<__half>(x); }
 
 extern "C" const char* hc_error(int) { return emulation::machine().error; }
+extern "C" void hc_emulation_launched(unsigned* sizes) {  // [6]: the last grid and block
+  const emulation::Machine& m = emulation::machine();
+  const unsigned last[6] = {m.grid.x, m.grid.y, m.grid.z, m.block_size.x, m.block_size.y, m.block_size.z};
+  std::memcpy(sizes, last, sizeof last);
+}
 extern "C" void hc_emulation_seed(unsigned seed) { emulation::machine().random = 2 * seed + 1; }

@@ -90,10 +90,14 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv1d(ConvArgs p, Batch 
   }
 }
 
+HC_SHAPE(kConvThreads, 0, 8 * kConvThreads)
+
 }  // namespace hc
 
+#ifndef __CUDACC_RTC__
 extern "C" int hc_causal_conv1d(const hc::ConvArgs* p, const hc::Batch* batch, void* stream) {
   using namespace hc;
-  const dim3 grid(p->num_tiles, ceil_div(p->channels, 8 * kConvThreads / p->segments));
-  return HC_LAUNCH((causal_conv1d<Element, kSize>), grid, dim3(kConvThreads), 0, stream, *p, *batch);
+  const dim3 grid(p->num_tiles, ceil_div(p->channels, hc_shape[2] / p->segments));
+  return HC_LAUNCH((causal_conv1d<Element, kSize>), grid, dim3(hc_shape[0]), hc_shape[1], stream, *p, *batch);
 }
+#endif

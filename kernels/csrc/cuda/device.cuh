@@ -2,9 +2,17 @@
 // names that CUDA gives (threadIdx, __syncthreads, __nv_bfloat16 ...) must have been declared before.
 // A file is compiled for one element type and size at a time, which HC_ELEMENT and HC_SIZE give.
 #pragma once
+#ifdef __CUDACC_RTC__  // NVRTC has no headers of the host's
+using int64_t = long long;
+using uintptr_t = unsigned long long;
+#define INT64_MAX 0x7fffffffffffffffLL
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#define HC_GLOBAL __device__
+#else
 #include <stdint.h>
-
-#include <type_traits>
+#define HC_GLOBAL
+#endif
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -12,9 +20,11 @@
 #define HC_SHARED(name)                                          \
   extern __shared__ __align__(16) unsigned char hc_shared_raw[]; \
   float* const name = reinterpret_cast<float*>(hc_shared_raw)
+#ifndef __CUDACC_RTC__
 #define HC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
   (kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__), static_cast<int>(cudaGetLastError()))
 extern "C" const char* hc_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
+#endif
 // 2^x, relative error 2^-22; results below 2^-126 are 0.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
@@ -22,8 +32,19 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 #endif
+// What a launch must know besides its arguments: threads of a block, bytes of shared memory, and how much a block takes
+// of what the grid is spread over. NVRTC compiles no host code: kernels/cuda/nvrtc.py launches by it.
+#define HC_SHAPE(threads, shared_bytes, span)                       \
+  extern "C" {                                                      \
+  HC_GLOBAL int hc_shape[3] = {threads, (shared_bytes), (span)};    \
+  }
 
 namespace hc {
+
+template <bool kFirst, class A, class B>
+struct Choice { using Type = A; };
+template <class A, class B>
+struct Choice<false, A, B> { using Type = B; };
 
 using f32 = float;
 using bf16 = __nv_bfloat16;
@@ -89,7 +110,7 @@ __device__ __forceinline__ signed char from_float<signed char>(float x) {
 template <class T, int kCount>
 struct Vec {
   static constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
-  using Word = std::conditional_t<kBytes % 16 == 0, uint4, std::conditional_t<kBytes % 8 == 0, uint2, unsigned>>;
+  using Word = typename Choice<kBytes % 16 == 0, uint4, typename Choice<kBytes % 8 == 0, uint2, unsigned>::Type>::Type;
   static_assert(kBytes % sizeof(unsigned) == 0, "a vector is made of words");
   alignas(sizeof(Word)) T v[kCount];
 

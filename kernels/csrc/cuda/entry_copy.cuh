@@ -47,10 +47,14 @@ __global__ void __launch_bounds__(kCopyThreads) entry_copy(EntryCopyArgs p) {
     copy_words<unsigned char>(to, from, begin, bytes);
 }
 
+HC_SHAPE(kCopyThreads, 0, kCopyBytes)
+
 }  // namespace hc
 
+#ifndef __CUDACC_RTC__
 extern "C" int hc_entry_copy(const hc::EntryCopyArgs* p, void* stream) {
   using namespace hc;
-  const dim3 grid(ceil_div(p->longest, kCopyBytes), p->num_segments, p->num_copies);
-  return HC_LAUNCH(entry_copy, grid, dim3(kCopyThreads), 0, stream, *p);
+  const dim3 grid(ceil_div(p->longest, hc_shape[2]), p->num_segments, p->num_copies);
+  return HC_LAUNCH(entry_copy, grid, dim3(hc_shape[0]), hc_shape[1], stream, *p);
 }
+#endif

@@ -176,11 +176,14 @@ __global__ void __launch_bounds__(kDeltaThreads) gated_delta_recurrence(GatedDel
   }
 }
 
+HC_SHAPE(kDeltaThreads, DeltaTile<kSize>::kFloats * 4, DeltaTile<kSize>::kColumns)
+
 }  // namespace hc
 
+#ifndef __CUDACC_RTC__
 extern "C" int hc_gated_delta_recurrence(const hc::GatedDeltaArgs* p, const hc::Batch* batch, void* stream) {
   using namespace hc;
-  using Tl = DeltaTile<kSize>;
-  const dim3 grid(p->value_heads * ceil_div(p->value_dim, Tl::kColumns), batch->num_sequences);
-  return HC_LAUNCH((gated_delta_recurrence<Element, kSize>), grid, dim3(kDeltaThreads), Tl::kFloats * 4, stream, *p, *batch);
+  const dim3 grid(p->value_heads * ceil_div(p->value_dim, hc_shape[2]), batch->num_sequences);
+  return HC_LAUNCH((gated_delta_recurrence<Element, kSize>), grid, dim3(hc_shape[0]), hc_shape[1], stream, *p, *batch);
 }
+#endif

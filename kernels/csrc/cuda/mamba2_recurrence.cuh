@@ -133,11 +133,14 @@ __global__ void __launch_bounds__(kHeadThreads) mamba2_recurrence(Mamba2Args p, 
   }
 }
 
+HC_SHAPE(kHeadThreads, HeadTile<kSize>::kFloats * 4, HeadTile<kSize>::kRows)
+
 }  // namespace hc
 
+#ifndef __CUDACC_RTC__
 extern "C" int hc_mamba2_recurrence(const hc::Mamba2Args* p, const hc::Batch* batch, void* stream) {
   using namespace hc;
-  using Tl = HeadTile<kSize>;
-  const dim3 grid(p->heads * ceil_div(p->head_dim, Tl::kRows), batch->num_sequences);
-  return HC_LAUNCH((mamba2_recurrence<Element, kSize>), grid, dim3(kHeadThreads), Tl::kFloats * 4, stream, *p, *batch);
+  const dim3 grid(p->heads * ceil_div(p->head_dim, hc_shape[2]), batch->num_sequences);
+  return HC_LAUNCH((mamba2_recurrence<Element, kSize>), grid, dim3(hc_shape[0]), hc_shape[1], stream, *p, *batch);
 }
+#endif

@@ -34,10 +34,14 @@ __global__ void __launch_bounds__(kPassThreads) selective_pass(SelectivePassArgs
   }
 }
 
+HC_SHAPE(kPassThreads, 0, kPassThreads)
+
 }  // namespace hc
 
+#ifndef __CUDACC_RTC__
 extern "C" int hc_selective_pass(const hc::SelectivePassArgs* p, const hc::Batch* batch, void* stream) {
   using namespace hc;
-  const dim3 grid(ceil_div(p->channels * p->d_state, kPassThreads), batch->num_sequences);
-  return HC_LAUNCH(selective_pass, grid, dim3(kPassThreads), 0, stream, *p, *batch);
+  const dim3 grid(ceil_div(p->channels * p->d_state, hc_shape[2]), batch->num_sequences);
+  return HC_LAUNCH(selective_pass, grid, dim3(hc_shape[0]), hc_shape[1], stream, *p, *batch);
 }
+#endif

@@ -132,11 +132,14 @@ __global__ void __launch_bounds__(kScanThreads) selective_scan(SelectiveArgs p, 
   if (p.totals && lane == 0 && channel0 + mine < p.channels) p.totals[s * p.channels + channel0 + mine] = total;
 }
 
+HC_SHAPE(kScanThreads, Tile<kSize>::kFloats * 4, Tile<kSize>::kChannels)
+
 }  // namespace hc
 
+#ifndef __CUDACC_RTC__
 extern "C" int hc_selective_scan(const hc::SelectiveArgs* p, const hc::Batch* batch, void* stream) {
   using namespace hc;
-  using Tl = Tile<kSize>;
-  const dim3 grid(ceil_div(p->channels, Tl::kChannels), batch->num_sequences);
-  return HC_LAUNCH((selective_scan<Element, kSize>), grid, dim3(kScanThreads), Tl::kFloats * 4, stream, *p, *batch);
+  const dim3 grid(ceil_div(p->channels, hc_shape[2]), batch->num_sequences);
+  return HC_LAUNCH((selective_scan<Element, kSize>), grid, dim3(hc_shape[0]), hc_shape[1], stream, *p, *batch);
 }
+#endif

@@ -31,10 +31,14 @@ __global__ void __launch_bounds__(kUpdateThreads) selective_update(SelectiveArgs
   for (Stores stores(batch, s); stores.next < stores.end;) states.store_to(p, stores.take());
 }
 
+HC_SHAPE(kUpdateThreads, 0, kUpdateThreads / Lanes<kSize>::kCount)
+
 }  // namespace hc
 
+#ifndef __CUDACC_RTC__
 extern "C" int hc_selective_update(const hc::SelectiveArgs* p, const hc::Batch* batch, void* stream) {
   using namespace hc;
-  const dim3 grid(ceil_div(p->channels, kUpdateThreads / Lanes<kSize>::kCount), batch->num_sequences);
-  return HC_LAUNCH((selective_update<Element, kSize>), grid, dim3(kUpdateThreads), 0, stream, *p, *batch);
+  const dim3 grid(ceil_div(p->channels, hc_shape[2]), batch->num_sequences);
+  return HC_LAUNCH((selective_update<Element, kSize>), grid, dim3(hc_shape[0]), hc_shape[1], stream, *p, *batch);
 }
+#endif

@@ -20,8 +20,8 @@ constexpr float kLeastMost = 127 * 1.17549435e-38f;  // scales are ordinary numb
 __device__ __forceinline__ float larger(float most, float x) { return fabsf(x) <= most || most != most ? most : fabsf(x); }
 
 // One head of one state. Rounds to the nearest of 255 values; a head that is not finite comes back as NaN.
-template <class T>
 __global__ void __launch_bounds__(kInt8Threads) state_int8(StateInt8Args p) {
+  using T = Element;
   HC_SHARED(most_of);  // [warps]
   const int64_t head = blockIdx.x, *copy = p.copies + 2 * blockIdx.y;
   T* const state = reinterpret_cast<T*>(p.state.data + copy[0] * p.state.stride) + head * p.elements;
@@ -66,10 +66,14 @@ __global__ void __launch_bounds__(kInt8Threads) state_int8(StateInt8Args p) {
   }
 }
 
+HC_SHAPE(kInt8Threads, kInt8Threads / 32 * 4, 1)
+
 }  // namespace hc
 
+#ifndef __CUDACC_RTC__
 extern "C" int hc_state_int8(const hc::StateInt8Args* p, void* stream) {
   using namespace hc;
   const dim3 grid(p->heads, p->num_copies);
-  return HC_LAUNCH(state_int8<Element>, grid, dim3(kInt8Threads), kInt8Threads / 32 * 4, stream, *p);
+  return HC_LAUNCH(state_int8, grid, dim3(hc_shape[0]), hc_shape[1], stream, *p);
 }
+#endif

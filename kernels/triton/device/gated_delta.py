@@ -161,8 +161,8 @@ def delta_states(
             whole = tl.load(line + stop - 1)
             seen = tokens < stop
             weighted = tl.where(seen[:, None], values * tl.exp(whole - total)[:, None], 0.0).to(keys.dtype)
-            known = tl.where(seen[None, :], keys, 0.0).to(keys.dtype)
-            state = tl.dot(known, weighted, before * tl.exp(whole), input_precision="ieee")
+            past = tl.where(seen[None, :], keys, 0.0).to(keys.dtype)
+            state = tl.dot(past, weighted, before * tl.exp(whole), input_precision="ieee")
             slot = tl.load(end_slots + end)
             if slot >= 0:
                 target = ssm_state + slot * slot_stride + own
