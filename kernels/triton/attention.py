@@ -23,14 +23,14 @@ class TileShape(NamedTuple):
     num_stages: int
 
 
-def prefill_shape(head_dim: int, element_bytes: int, capability: int) -> TileShape:
+def prefill_shape(head_dim: int, element_bytes: int, capability: int, *, windowed: bool) -> TileShape:
     """By head dim, bytes of an element and compute capability (80: 8.0); 16-bit elements spill nothing."""
     if element_bytes == 4:
         return TileShape(32, 32, 8, 1) if head_dim <= 64 else TileShape(16, 16, 8, 1)
     if head_dim <= 64:
         return TileShape(128, 64, 8, 3)
     if head_dim <= 128:
-        return TileShape(128, 64, 8, 3) if capability >= 90 else TileShape(64, 64, 8, 2)
+        return TileShape(128, 64, 8, 3) if capability >= 90 else TileShape(64, 32 if windowed else 64, 8, 2)
     return TileShape(64, 32, 8, 2)
 
 
@@ -71,7 +71,7 @@ def _prefill(
 ) -> None:
     kv_heads, head_dim = k_cache.shape[2:]
     group = q.shape[1] // kv_heads
-    shape = prefill_shape(head_dim, q.element_size(), batch.capability)
+    shape = prefill_shape(head_dim, q.element_size(), batch.capability, windowed=window is not None)
     tiles = batch.query_tiles(shape.pairs, group)
     if not len(tiles.starts):
         return

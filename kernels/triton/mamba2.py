@@ -185,7 +185,9 @@ def _by_chunks(
         num_warps=4,
         enable_fp_fusion=True,
     )
-    rows, members = 32 if wide else 64, min(64, padded(head_dim))
+    # sm_90 multiplies 64 rows at once; older ones have no registers for as many of a large state.
+    rows = 32 if wide or (d_state > 128 and batch.capability < 90) else 64
+    members = min(64, padded(head_dim))
     grid = (chunks.num_chunks * (CHUNK // rows), heads, triton.cdiv(head_dim, members))
     launch(
         mamba2_outputs,

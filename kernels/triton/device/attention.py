@@ -74,12 +74,14 @@ def attend_tile(
     v = tl.load(v_heads + (blocks * v_block + offsets)[:, None] + dims[None, :], mask=mask, other=0.0)
     total = total * shrink + tl.sum(weights, axis=1)
     if SEEN == "own":
-        # A product takes 0 times NaN for NaN: what is not finite in V is left out of it, and makes NaN of the
-        # queries that see its token.
-        finite = tl.abs(v) < float("inf")
-        v = tl.where(finite, v, 0.0).to(v.dtype)
-        sound = tl.min(finite.to(tl.int32), axis=1) > 0
-        total = tl.where(tl.max((seen & ~sound[None, :]).to(tl.int32), axis=1) > 0, float("nan"), total)
+        # A product takes 0 times NaN for NaN: keys whose V is not finite are left out of it, and make NaN of
+        # the queries that see them (in a window narrower than the tile, also of those between two of them).
+        finite = tl.min((tl.abs(v) < float("inf")).to(tl.int32), axis=1) > 0
+        v = tl.where(finite[:, None], v, 0.0).to(v.dtype)
+        touched = query_positions >= tl.min(tl.where(finite, 1 << 30, keys), axis=0)
+        if WINDOW > 0:
+            touched = touched & (query_positions - WINDOW < tl.max(tl.where(finite, -1, keys), axis=0))
+        total = tl.where(touched, float("nan"), total)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return higher, total, acc
 

@@ -153,16 +153,15 @@ def delta_states(
         values = tl.load(u + places * V + columns[None, :], mask=v_mask, other=0.0).to(tl.float32)
         values -= tl.dot(erased, state.to(erased.dtype), input_precision="ieee")
         tl.store(entering + places * V + columns[None, :], values.to(entering.dtype.element_ty), mask=v_mask)
-        keys = tl.trans(rows_of(k + head // GROUP * K, tokens, k_row, inside, K, KP, L2NORM))
         total = tl.load(line + tokens, mask=inside, other=0.0)
         before = state
         for end in range(tl.load(end_offsets + chunk), last_end):
             stop = tl.load(end_rows + end)
             whole = tl.load(line + stop - 1)
             seen = tokens < stop
+            keys = rows_of(k + head // GROUP * K, tokens, k_row, seen, K, KP, L2NORM)
             weighted = tl.where(seen[:, None], values * tl.exp(whole - total)[:, None], 0.0).to(keys.dtype)
-            past = tl.where(seen[None, :], keys, 0.0).to(keys.dtype)
-            state = tl.dot(past, weighted, before * tl.exp(whole), input_precision="ieee")
+            state = tl.dot(tl.trans(keys), weighted, before * tl.exp(whole), input_precision="ieee")
             slot = tl.load(end_slots + end)
             if slot >= 0:
                 target = ssm_state + slot * slot_stride + own

@@ -27,14 +27,14 @@ def causal_product(
 ) -> tl.tensor:
     """acc [M, D] + weights [M, N] values [N, D], where row i has weight 0 for every key beyond rows[i].
 
-    0 times NaN is NaN in a product, so values that are not finite are left out of it. In their columns the
-    rows that see them become NaN, and no row before them.
+    0 times NaN is NaN in a product, so keys with a value that is not finite are left out of it. The rows that
+    see them become NaN, and no row before them.
     """
-    finite = tl.abs(values) < float("inf")
-    cleaned = tl.where(finite, values, 0.0).to(values.dtype)
+    finite = tl.min((tl.abs(values) < float("inf")).to(tl.int32), axis=1) > 0
+    cleaned = tl.where(finite[:, None], values, 0.0).to(values.dtype)
     acc = tl.dot(weights.to(values.dtype), cleaned, acc, input_precision="ieee")
-    first = tl.min(tl.where(finite, 1 << 30, keys[:, None]), axis=0)
-    return tl.where(rows[:, None] >= first[None, :], float("nan"), acc)
+    first = tl.min(tl.where(finite, 1 << 30, keys), axis=0)
+    return tl.where((rows >= first)[:, None], float("nan"), acc)
 
 
 @triton.jit
