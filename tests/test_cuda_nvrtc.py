@@ -114,7 +114,7 @@ class FakeLibrary:
         return call
 
     def named(self, name: str) -> list[tuple[Any, ...]]:
-        return [arguments for called, *arguments in self.calls if called == name]  # type: ignore[misc]
+        return [arguments for called, *arguments in self.calls if called == name]
 
 
 class FakeNvrtcKernels(NvrtcKernels):
@@ -188,8 +188,9 @@ def test_which_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         find_kernels(device)
     monkeypatch.undo()
     monkeypatch.setattr(nvrtc, "find_nvcc", lambda: "nvcc")
-    monkeypatch.setattr(Kernels, "of_this_machine", lambda: "by nvcc")
-    assert find_kernels(device) == "by nvcc"
+    by_nvcc = Kernels(("nvcc",), "13.0")
+    monkeypatch.setattr(Kernels, "of_this_machine", lambda: by_nvcc)
+    assert find_kernels(device) is by_nvcc
 
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,12 @@ def test_a_product_of_two_types_is_that_of_the_wider(
     wide = build_ops("triton", linear="invariant").linear(weight.float())(x.float())
     made: list[int] = []
     to = Tensor.to
-    monkeypatch.setattr(Tensor, "to", lambda self, *a, **k: made.append(self.numel()) or to(self, *a, **k))
+
+    def spy(self: Tensor, *arguments: Any) -> Tensor:
+        made.append(self.numel())
+        return to(self, *arguments)
+
+    monkeypatch.setattr(Tensor, "to", spy)
     out = linear(x)
     monkeypatch.undo()
     assert weight.numel() not in made

@@ -10,5 +10,5 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
     Triton launches on the current device, whatever the tensors lie on.
     """
-    with torch.cuda.device_of(arguments[0]):
+    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
         kernel[grid](*arguments, **constants)
