@@ -113,7 +113,7 @@ class FakeLibrary:
 
         return call
 
-    def named(self, name: str) -> list[tuple[Any, ...]]:
+    def named(self, name: str) -> list[list[Any]]:
         return [arguments for called, *arguments in self.calls if called == name]
 
 
@@ -125,7 +125,7 @@ class FakeNvrtcKernels(NvrtcKernels):
     def __init__(self, path: Path, library: FakeLibrary) -> None:
         Kernels.__init__(self, ("-arch=sm_90",), "fake")
         self._functions = {}
-        self.path, self.driver = path, Driver(library)  # type: ignore[arg-type, misc]
+        self.path, self.driver = path, Driver(library)  # type: ignore[arg-type]
 
     def build(self, variant: Variant) -> Path:
         self.path.write_bytes(b"mangled\nimage")
