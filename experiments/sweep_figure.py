@@ -47,8 +47,8 @@ def draw_lines(points: Sequence[Point], drawn: Mapping[str, Any], title: str = "
             style = styles[line]
             axes.plot(
                 [float(p.x) for p in mine], [p.values[metric] for p in mine], label=line,
-                color=style.color, marker=style.marker, linestyle=style.line, linewidth=1.8,
-                markeredgecolor="white", markeredgewidth=0.8,
+                color=style.color, marker=style.marker, linestyle=style.line, linewidth=1.6,
+                markersize=7, markeredgecolor="white", markeredgewidth=0.5,
             )  # fmt: skip
         if drawn.get("log", True):
             axes.set_xscale("log", base=2)
@@ -64,7 +64,9 @@ def draw_lines(points: Sequence[Point], drawn: Mapping[str, Any], title: str = "
             axes.yaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         else:
-            axes.set_ylim(bottom=0)
+            low, high = axes.get_ylim()
+            if low < high - low:  # from zero where that leaves the lines half of the height
+                axes.set_ylim(bottom=0)
     legend_below(figure)
     return figure
 
