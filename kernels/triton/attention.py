@@ -30,7 +30,8 @@ def prefill_shape(head_dim: int, element_bytes: int, capability: int, *, windowe
     if head_dim <= 64:
         return TileShape(128, 64, 8, 3)
     if head_dim <= 128:
-        return TileShape(128, 64, 8, 3) if capability >= 90 else TileShape(64, 32 if windowed else 64, 8, 2)
+        rows, stages = (128, 3) if capability >= 90 else (64, 2)
+        return TileShape(rows, 32 if windowed else 64, 8, stages)
     return TileShape(64, 32, 8, 2)
 
 
