@@ -29,8 +29,8 @@ STATE = 64
 PLENTY = 10**9
 """Bytes that no toy fills."""
 EVICTIONS = sorted(EVICTION)
-ADMISSIONS = sorted(name for name in ADMISSION if build_admission(name).final)
-"""Those that keep a request's end; the others repeat other engines' rules, with what these miss."""
+ADMISSIONS = sorted(ADMISSION.keys() - {"grid", "block_ends"})
+"""Those two repeat other engines' rules, with what these miss: the ends of requests among it."""
 NAMESPACE = Namespace("toy")
 
 Content = NDArray[np.uint64]
