@@ -21,10 +21,11 @@ class LifeTable:
 
     For each group and age bin it counts the spells that were that old, and those that ended there with a
     use; the quotient is the chance of a use at that age. A group with few counts leans on the group that it
-    is part of: its level, and then each of its bins, is the wider group's, corrected by the quotient of hits
-    and expected hits, both raised by ``PRIOR_HITS`` (indirect standardization with a gamma prior, as
-    actuaries correct a standard table by a small group's experience: Clayton and Kaldor, "Empirical Bayes
-    Estimates of Age-standardized Relative Risks", Biometrics 1987). The widest group leans on
+    is part of: its chances are the wider group's, corrected by the quotient of hits and expected hits, both
+    raised by ``PRIOR_HITS`` (indirect standardization with a gamma prior, as actuaries correct a standard
+    table by a small group's experience: Clayton and Kaldor, "Empirical Bayes Estimates of Age-standardized
+    Relative Risks", Biometrics 1987); first over all ages, then over ages that are neighbours, then bin by
+    bin, so that few counts move the level, and only many the shape. The widest group leans on
     ``_first_guess``.
     """
 
@@ -97,13 +98,22 @@ def _first_guess(hits: Table, exposed: Table) -> Table:
 
 
 def _corrected(chance: Table, hits: Table, exposed: Table) -> Table:
-    """The wider group's ``chance``, corrected by a group's own counts: first its level, then each bin.
+    """The wider group's ``chance``, corrected by a group's own counts, step by step.
 
     ``hits``, ``exposed``: [..., groups, bins].
     """
     expected = exposed * chance
     chance = _leaning(chance, hits.sum(axis=-1, keepdims=True), expected.sum(axis=-1, keepdims=True))
+    chance = _leaning(chance, _with_neighbours(hits), _with_neighbours(exposed * chance))
     return _leaning(chance, hits, exposed * chance)
+
+
+def _with_neighbours(counts: Table) -> Table:
+    """Sums over each bin and the one on either side of it."""
+    sums = counts.copy()
+    sums[..., 1:] += counts[..., :-1]
+    sums[..., :-1] += counts[..., 1:]
+    return sums
 
 
 def _leaning(chance: Table, hits: Table, expected: Table) -> Table:

@@ -131,8 +131,10 @@ def test_a_small_group_leans_on_the_wider_one() -> None:
     table.exposed[1, 0] = 10.0
     small = table.chances()[1]
     level = 0.1 * PRIOR_HITS / (1.0 + PRIOR_HITS)
-    assert small[1:] == pytest.approx(np.full(NUM_BINS - 1, level), rel=5e-3)
-    assert small[0] == pytest.approx(level * PRIOR_HITS / (10.0 * level + PRIOR_HITS), rel=5e-3)
+    near = level * PRIOR_HITS / (10.0 * level + PRIOR_HITS)
+    assert small[2:] == pytest.approx(np.full(NUM_BINS - 2, level), rel=5e-3)
+    assert small[1] == pytest.approx(near, rel=5e-3), "its neighbour was seen"
+    assert small[0] == pytest.approx(near * PRIOR_HITS / (10.0 * near + PRIOR_HITS), rel=5e-3)
 
 
 def test_groups_that_are_not_pooled_lean_on_nothing_but_the_first_guess() -> None:
