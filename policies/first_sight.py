@@ -39,8 +39,8 @@ class FirstSight(AdmissionPolicy):
     Each new end of a message is remembered with what is known of it: its number from the start and
     from the end. When a later prompt follows the path to there and leaves it, a checkpoint would have been
     resumed at, whether one was taken or not: so shares are learnt without trying, and each position counts
-    once. ``least_recompute`` then chooses up to ``most`` of a prompt's new positions, of which each has to
-    save more tokens than its bytes cost elsewhere (``PromptFacts.price``, times ``MARGIN``).
+    once. ``least_recompute`` then chooses up to ``most`` of a prompt's new positions. Each has to save a block,
+    and more tokens than its bytes cost elsewhere (``PromptFacts.price``, times ``MARGIN``).
 
     ``inside_tokens``: multiples of so many tokens are candidates, too, for prompts that are left within a
     message, or whose messages are not known; None: ends of messages alone. What the client hints at is kept.
@@ -98,7 +98,8 @@ class FirstSight(AdmissionPolicy):
         shares = [float((inside if sight.kind == INTERVAL else ends)[sight.cell]) for sight in new]
         positions = [sight.position for sight in new]
         anchor = positions[0] - new[0].ahead
-        chosen = least_recompute(positions, shares, anchor, self.most, MARGIN * prompt.price)
+        price = max(MARGIN * prompt.price, prompt.block_size)
+        chosen = least_recompute(positions, shares, anchor, self.most, price)
         return planned + [Planned(at, new[bisect_left(positions, at)].kind) for at in chosen]
 
     def _message_ends(self, prompt: PromptFacts) -> list[int]:

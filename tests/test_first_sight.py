@@ -81,16 +81,19 @@ def test_hints_and_branch_points_are_kept_at_any_price() -> None:
 def test_no_more_than_most() -> None:
     ends = tuple(range(100, 1_001, 100))
     for most in (1, 3):
-        plan = FirstSight(most=most).plan(facts(boundaries=ends))
+        policy = FirstSight(most=most)
+        assert not policy.plan(facts(boundaries=ends)), "nothing was ever used"
+        policy.ends.used[0, -1], policy.ends.seen[0, -1] = 50.0, 100.0
+        plan = policy.plan(facts(boundaries=ends))
         assert len(plan) == most and {planned.kind for planned in plan} <= {MESSAGE_END, PROMPT_END}
 
 
 def test_a_share_leans_on_its_row_and_on_all() -> None:
     table = ShareTable(2, 2)
-    assert table.shares() == pytest.approx(np.full((2, 2), 0.1))
+    assert table.shares() == pytest.approx(np.zeros((2, 2)))
     table.used[0, 0], table.seen[0, 0] = 96.0, 96.0
     shares = table.shares()
-    assert shares[0, 0] > shares[0, 1] > 0.9 and shares[1, 0] == shares[1, 1] == pytest.approx(0.964)
+    assert shares[0, 0] > shares[0, 1] > 0.9 and shares[1, 0] == shares[1, 1] == pytest.approx(0.96)
     table.fade(0.5)
     assert (table.used[0, 0], table.seen[0, 0]) == (48.0, 48.0)
 
@@ -112,7 +115,7 @@ def test_the_second_question_of_a_new_task_hits_what_they_share(admission: str, 
     serving.check_idle()
 
 
-def test_where_nothing_is_shared_it_stops_taking_them() -> None:
+def test_where_nothing_is_shared_it_takes_hardly_any() -> None:
     """Room for nine of twenty chats: bytes cost something, for each is gone on with later."""
     serving = Serving(KINDS["hybrid"], blocks=300, slots=18, admission="first_sight")
     taken = []
@@ -124,7 +127,7 @@ def test_where_nothing_is_shared_it_stops_taking_them() -> None:
         by_reason = serving.cache.stats.admitted_by_reason
         taken.append(by_reason["message_end"] + by_reason["prompt_end"])
     assert serving.cache.stats.evictions > 100
-    assert taken[0] > 0 and taken[-1] - taken[5] <= 3
+    assert taken[-1] <= 3
     serving.check_idle()
 
 

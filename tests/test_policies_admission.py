@@ -53,6 +53,9 @@ ALL_BUT_ONE = prompt(hit=39, matched=40, leaves_path=True)
         ("every_n", {"n": 15}, prompt(hit=29), [(30, INTERVAL)]),
         ("every_n", {"n": 15}, prompt(hit=30), []),
         ("every_n", {}, COLD, []),
+        ("first_sight", {}, COLD, []),
+        ("first_sight", {}, BRANCHING, [(25, BRANCH)]),
+        ("first_sight", {}, KNOWN, [(39, BRANCH)]),
         # On the grid: the end of the known path, whether the prompt leaves it or not, and the prompt's end.
         ("grid", {}, COLD, []),
         ("grid", {}, prompt(num_prompt=200), [(192, PROMPT_END)]),
@@ -89,6 +92,7 @@ def test_plans(name: str, settings: dict[str, Any], facts: PromptFacts, plan: Pl
         ("final_only", {}, {40: None}),
         ("branch_and_final", {}, {40: None}),
         ("branch_final_prompt", {}, {40: None}),
+        ("first_sight", {}, {40: None}),
         ("grid", {}, {40: 256, 256: 512, 511: 512}),
         ("block_ends", {}, {40: 48, 48: 64}),
     ],
