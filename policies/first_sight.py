@@ -39,8 +39,8 @@ class FirstSight(AdmissionPolicy):
     Each new end of a message is remembered with what is known of it: its number from the start and
     from the end. When a later prompt follows the path to there and leaves it, a checkpoint would have been
     resumed at, whether one was taken or not: so shares are learnt without trying, and each position counts
-    once. ``least_recompute`` then chooses up to ``most`` of a prompt's new positions. Each has to save a block,
-    and more tokens than its bytes cost elsewhere (``PromptFacts.price``, times ``MARGIN``).
+    once. ``least_recompute`` then chooses up to ``most`` of a prompt's new positions. Each has to save a
+    block, and more tokens than its bytes cost elsewhere (``PromptFacts.price``, times ``MARGIN``).
 
     ``inside_tokens``: multiples of so many tokens are candidates, too, for prompts that are left within a
     message, or whose messages are not known; None: ends of messages alone. What the client hints at is kept.
