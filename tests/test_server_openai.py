@@ -286,7 +286,8 @@ def test_other_errors_have_openais_form(make_server: MakeServer) -> None:
             headers = {b"Authorization": f"Bearer {key}".encode()}
             refused = http.get(server.url + path, headers=headers)
             assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
-    assert http.get(f"{server.url}/health").status_code == 200
+    for ask in (http.get, http.head):
+        assert ask(f"{server.url}/health").status_code == 200
     assert http.get(f"{server.url}/version").status_code == 200
     missing = http.get(f"{server.url}/nothing", headers={"x-api-key": "secret", "x-request-id": "mine"})
     assert missing.status_code == 404 and missing.headers["x-request-id"] == "mine"

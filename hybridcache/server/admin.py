@@ -24,6 +24,7 @@ def admin_routes(worker: Worker) -> APIRouter:
     """The endpoints, for one worker."""
     router = APIRouter(tags=["server"])
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> JSONResponse:
         """200 while requests are taken; 503 once the engine has died or been closed."""
