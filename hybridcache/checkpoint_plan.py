@@ -1,12 +1,15 @@
 """The checkpoints that a lease is going to take."""
 
+import logging
 from bisect import insort
 from collections.abc import Sequence
 
 from hybridcache.cached_tree import CachedTree
 from hybridcache.lease import Lease
-from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
-from hybridcache.policies.columns import BRANCH, INTERVAL
+from hybridcache.policies.admission import AdmissionPolicy, Planned, PromptFacts
+from hybridcache.policies.columns import BRANCH, INTERVAL, NUM_KINDS
+
+log = logging.getLogger(__name__)
 
 
 def make_plan(
@@ -14,19 +17,38 @@ def make_plan(
 ) -> None:
     """Fill ``lease.planned`` with the policy's positions beyond the hit, ascending, each once.
 
-    ``first``: the policy has not been shown this prompt before, and learns from it.
+    ``first``: the policy has not been shown this prompt before, and learns from it. A policy that fails, or
+    names a position that cannot be, costs its checkpoints and no request.
     """
+    try:
+        planned = _asked(lease, prompt, admission, store, first)
+    except Exception:
+        _failed(admission, store)
+        planned = ()
+    for position, kind in planned:
+        lease.kinds.setdefault(position, kind)
+    lease.planned = sorted(lease.kinds)
+    if not lease.planned:
+        _plan_generated(lease, admission, store, lease.num_prompt)
+
+
+def _asked(
+    lease: Lease, prompt: PromptFacts, admission: AdmissionPolicy, store: CachedTree, first: bool
+) -> Sequence[Planned]:
+    """The policy's plan. Raises ValueError when it cannot be."""
     positions = admission.candidates(prompt)
     if positions:
         prompt = prompt._replace(keys=_keys(lease, positions, store))
     if first:
         admission.learn(prompt)
-    for position, kind in admission.plan(prompt):
-        assert lease.hit < position <= lease.num_prompt, (lease, position)
-        lease.kinds.setdefault(position, kind)
-    lease.planned = sorted(lease.kinds)
-    if not lease.planned:
-        _plan_generated(lease, admission, prompt.block_size, lease.num_prompt)
+    planned = admission.plan(prompt)
+    for position, kind in planned:
+        if not lease.hit < position <= lease.num_prompt or not 0 <= kind < NUM_KINDS:
+            raise ValueError(
+                f"it plans kind {kind} at {position}: positions lie in ({lease.hit}, {lease.num_prompt}], "
+                f"kinds are 0 to {NUM_KINDS - 1}"
+            )
+    return planned
 
 
 def _keys(lease: Lease, positions: Sequence[int], store: CachedTree) -> tuple[int, ...]:
@@ -48,17 +70,28 @@ def add_awaited(lease: Lease, position: int, recurrent: bool) -> None:
         insort(lease.planned, position)
 
 
-def end_planned(lease: Lease, position: int, admission: AdmissionPolicy, block_size: int) -> None:
+def end_planned(lease: Lease, position: int, admission: AdmissionPolicy, store: CachedTree) -> None:
     """A planned position has been dealt with: nobody need wait for it any longer."""
     lease.planned.remove(position)
     del lease.kinds[position]
     lease.awaited.discard(position)
     if not lease.planned:
-        _plan_generated(lease, admission, block_size, max(position, lease.num_prompt))
+        _plan_generated(lease, admission, store, max(position, lease.num_prompt))
 
 
-def _plan_generated(lease: Lease, admission: AdmissionPolicy, block_size: int, after: int) -> None:
-    position = admission.next_generated(after, block_size)
+def _plan_generated(lease: Lease, admission: AdmissionPolicy, store: CachedTree, after: int) -> None:
+    try:
+        position = admission.next_generated(after, store.blocks.block_size)
+        if position is not None and position <= after:
+            raise ValueError(f"it names {position} as the next position beyond {after}")
+    except Exception:
+        _failed(admission, store)
+        return
     if position is not None:
         lease.kinds[position] = INTERVAL
         lease.planned.append(position)
+
+
+def _failed(admission: AdmissionPolicy, store: CachedTree) -> None:
+    store.stats.admission_errors += 1
+    log.exception("admission policy %r failed; a request goes without its checkpoints", admission.name)

@@ -112,7 +112,7 @@ class CheckpointTaker:
         self._end_planned(lease, position)
 
     def _end_planned(self, lease: Lease, position: int) -> None:
-        end_planned(lease, position, self.admission, self.store.blocks.block_size)
+        end_planned(lease, position, self.admission, self.store)
 
     def _thin(self, lease: Lease, positions: list[int]) -> list[int]:
         """Keep a request's interval checkpoints within a quarter of the budget; which ``positions`` to take.

@@ -28,6 +28,8 @@ class CacheStats:
     evicted_tokens: int = 0
     """Tokens whose KV was evicted."""
     expirations: int = 0
+    admission_errors: int = 0
+    """Times that the admission policy failed, and a request went without its checkpoints."""
     checkpoints_admitted: int = 0
     checkpoints_skipped: int = 0
     """Planned, but there was no room, or the step passed the position."""
