@@ -213,10 +213,11 @@ def _by_chunks(
         BP=members,
         N=d_state,
         NP=padded(d_state),
+        BN=padded(d_state) if d_state <= 128 else 64,
         CHUNK=CHUNK,
         BM=rows,
         HAS_D=D is not None,
-        num_warps=8 if d_state > 128 else 4,
+        num_warps=8 if d_state > (64 if batch.capability >= 100 else 128) else 4,
         num_stages=2,
         enable_fp_fusion=True,
     )

@@ -188,6 +188,22 @@ def mamba2_keys(
 
 
 @triton.jit
+def mamba2_start(
+    queries: tl.tensor,
+    start_state: tl.tensor,
+    columns: tl.tensor,
+    members: tl.tensor,
+    acc: tl.tensor,
+    P: tl.constexpr,
+    N: tl.constexpr,
+) -> tl.tensor:
+    """acc [BM, BP] plus queries [BM, columns] times those columns of a head's start state [P, N]."""
+    mask = (columns < N)[:, None] & (members < P)[None, :]
+    state = tl.load(start_state + columns[:, None] + (members * N)[None, :], mask=mask, other=0.0)
+    return tl.dot(queries, state, acc, input_precision="ieee")
+
+
+@triton.jit
 def mamba2_outputs(
     x: tl.tensor,
     B: tl.tensor,
@@ -210,6 +226,7 @@ def mamba2_outputs(
     BP: tl.constexpr,
     N: tl.constexpr,
     NP: tl.constexpr,
+    BN: tl.constexpr,
     CHUNK: tl.constexpr,
     BM: tl.constexpr,
     HAS_D: tl.constexpr,
@@ -236,10 +253,20 @@ def mamba2_outputs(
         queries = tl.load(
             C + (tokens * c_row)[:, None] + group * N + columns[None, :], mask=c_mask, other=0.0
         )
-        place = (chunk.to(tl.int64) * HEADS + head) * (P * N)
-        s_mask = (columns < N)[:, None] & (members < P)[None, :]
-        start = tl.load(starts + place + columns[:, None] + (members * N)[None, :], mask=s_mask, other=0.0)
-        acc = tl.dot(queries, start, input_precision="ieee") * tl.exp(decay)[:, None]
+        start_state = starts + (chunk.to(tl.int64) * HEADS + head) * (P * N)
+        acc = tl.zeros((BM, BP), tl.float32)
+        if BN == NP:
+            acc = mamba2_start(queries, start_state, columns, members, acc, P, N)
+        else:
+            # Queries are read again by parts: with all of a start state at once, registers would spill.
+            for column in range(0, NP, BN):
+                some = column + tl.arange(0, BN)
+                some_mask = inside[:, None] & (some < N)[None, :]
+                some_queries = tl.load(
+                    C + (tokens * c_row)[:, None] + group * N + some[None, :], mask=some_mask, other=0.0
+                )
+                acc = mamba2_start(some_queries, start_state, some, members, acc, P, N)
+        acc *= tl.exp(decay)[:, None]
         for key_begin in range(first, begin, BM):
             acc = mamba2_keys(
                 x + head * P,
