@@ -3,7 +3,6 @@
 import json
 import math
 import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +18,6 @@ DTYPES = MappingProxyType(
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
-_AHEAD_BYTES = 1 << 27
-"""That the system is asked to read beyond a tensor."""
 _PIECE_BYTES = 1 << 24
 """Of a copy made in pieces: enough for the time to be the disk's, little beside any model."""
 
@@ -63,11 +60,10 @@ class TensorEntry(NamedTuple):
             return torch.empty(self.shape, dtype=dtype)
         page = self.start - self.start % mmap.ALLOCATIONGRANULARITY
         with self.file.open("rb") as file:
-            length = self.start + self.num_bytes - page
-            view = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=page)
-            if hasattr(os, "posix_fadvise"):
-                # The disk works on what lies behind, while this tensor is packed.
-                os.posix_fadvise(file.fileno(), page, length + _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+            view = mmap.mmap(
+                file.fileno(), self.start + self.num_bytes - page, access=mmap.ACCESS_COPY, offset=page
+            )
+        view.madvise(mmap.MADV_WILLNEED)
         if self.start % dtype.itemsize:
             # Readers may count on aligned elements; only odd files get here.
             return torch.frombuffer(bytearray(view[self.start - page :]), dtype=dtype).reshape(self.shape)
