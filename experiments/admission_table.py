@@ -14,15 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from hybridcache.experiments.policy_table import CONF, RECORDED, Cell, Rates, requests_of
+from hybridcache.experiments.policy_table import CONF, RECORDED, Cell, Rates, hit_rate, requests_of, spec_of
 from hybridcache.experiments.policy_table import WORKLOADS as PLAIN
-from hybridcache.experiments.replay_cache import replay_cache
-from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.policies.build import build_admission, build_eviction
 from hybridcache.prefix_cache import PrefixCache
-from hybridcache.spec import ModelSpec
 
 COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "branch_and_final": ("branch_and_final", {}),
@@ -36,10 +31,7 @@ WORKLOADS = (*PLAIN, "edited_agent")
 
 def hit_rates(cell: Cell, seed: int, model: str, eviction: str, num_requests: int, unmarked: bool) -> Rates:
     """Token hit rate in percent by column."""
-    geometry = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{model}.yaml"))
-    assert isinstance(geometry, dict)
-    spec = ModelSpec.from_config({str(key): value for key, value in geometry.items()})
-    requests = requests_of(cell, seed, num_requests)
+    spec, requests = spec_of(model), requests_of(cell, seed, num_requests)
     if unmarked:
         requests = [request._replace(boundaries=request.boundaries[-1:]) for request in requests]
     found = {}
@@ -50,11 +42,7 @@ def hit_rates(cell: Cell, seed: int, model: str, eviction: str, num_requests: in
             eviction=build_eviction(eviction),
             admission=build_admission(name, **settings),
         )
-        rows = RequestRows(None)
-        replay_cache(requests, cache, spec, rows)
-        rows.close()
-        cache.check()
-        found[head] = 100 * rows.totals.hit_tokens / rows.totals.input_tokens
+        found[head] = hit_rate(requests, cache, spec)
     return found
 
 

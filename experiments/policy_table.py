@@ -24,6 +24,7 @@ from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.experiments.traces.open import open_trace
 from hybridcache.experiments.traces.request import TraceRequest
+from hybridcache.prefix_cache import PrefixCache
 from hybridcache.spec import ModelSpec
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -69,10 +70,7 @@ def requests_of(cell: Cell, seed: int, num_requests: int) -> list[TraceRequest]:
 
 def hit_rates(cell: Cell, seed: int, model: str, num_requests: int, heads: Sequence[str] = USUAL) -> Rates:
     """Token hit rate in percent by column; ``admission=branch_and_final`` where it has no other."""
-    geometry = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{model}.yaml"))
-    assert isinstance(geometry, dict)
-    spec = ModelSpec.from_config({str(key): value for key, value in geometry.items()})
-    requests = requests_of(cell, seed, num_requests)
+    spec, requests = spec_of(model), requests_of(cell, seed, num_requests)
     found = {}
     for head in heads:
         cache = assisted_cache(
@@ -83,12 +81,24 @@ def hit_rates(cell: Cell, seed: int, model: str, num_requests: int, heads: Seque
             admission=COLUMNS[head].build_admission(),
             **COLUMNS[head].cache,
         )
-        rows = RequestRows(None)
-        replay_cache(requests, cache, spec, rows)
-        rows.close()
-        cache.check()
-        found[head] = 100 * rows.totals.hit_tokens / rows.totals.input_tokens
+        found[head] = hit_rate(requests, cache, spec)
     return found
+
+
+def spec_of(model: str) -> ModelSpec:
+    """The geometry of a file of conf/model/."""
+    geometry = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{model}.yaml"))
+    assert isinstance(geometry, dict)
+    return ModelSpec.from_config({str(key): value for key, value in geometry.items()})
+
+
+def hit_rate(requests: Sequence[TraceRequest], cache: PrefixCache, spec: ModelSpec) -> float:
+    """Token hit rate in percent of a replay through an empty ``cache``, which is checked at its end."""
+    rows = RequestRows(None)
+    replay_cache(requests, cache, spec, rows)
+    rows.close()
+    cache.check()
+    return 100 * rows.totals.hit_tokens / rows.totals.input_tokens
 
 
 def ahead(rates: Rates) -> float:
