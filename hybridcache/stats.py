@@ -64,6 +64,16 @@ class CacheStats:
         """`admitted_by_kind` by the names of the kinds."""
         return dict(zip(KIND_NAMES, self.admitted_by_kind, strict=True))
 
+    @property
+    def hits_by_reason(self) -> dict[str, int]:
+        """`hits_by_kind` by the names of the kinds."""
+        return dict(zip(KIND_NAMES, self.hits_by_kind, strict=True))
+
+    @property
+    def flops_saved_by_reason(self) -> dict[str, float]:
+        """`flops_saved_by_kind` by the names of the kinds."""
+        return dict(zip(KIND_NAMES, self.flops_saved_by_kind, strict=True))
+
     def hit(self, num_tokens: int, flops: float, kind: int | None) -> None:
         """Count a request's hit of ``num_tokens``, worth ``flops``, at a checkpoint of ``kind`` if any."""
         self.request_hits += 1

@@ -183,6 +183,10 @@ def test_counters_equal_what_the_clients_saw(make_server: MakeServer, count: int
         assert held + seen["cache_free_bytes"] == seen["cache_budget_bytes"]
         admitted = sum(v for name, v in seen.items() if name.startswith("state_checkpoints_admitted_total"))
         assert admitted >= seen["state_checkpoints"] > 0
+        resumed = sum(v for name, v in seen.items() if name.startswith("state_checkpoint_hits_total"))
+        assert 0 < resumed <= len(usages)
+        saved = sum(v for name, v in seen.items() if name.startswith("state_checkpoint_flops_saved_total"))
+        assert saved == pytest.approx(seen["prefill_flops_saved_total"])
     small, large = (scrape(server) for server in servers)
     assert small["eviction_duration_seconds_count"] > 0 == large["eviction_duration_seconds_count"]
     assert small["evicted_tokens_total"] > 0 == large["evicted_tokens_total"]

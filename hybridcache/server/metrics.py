@@ -109,10 +109,16 @@ class WorkerCollector(Collector):
         yield self._gauge("cache_free_bytes", "held by nobody; with cache_bytes the budget", usage.free)
         yield self._gauge("cache_budget_bytes", "for both pools together", usage.budget)
         yield self._gauge("state_checkpoints", "checkpoints in the tree", stats.num_checkpoints)
-        admitted = stats.cache.admitted_by_reason.items()
+        cache = stats.cache
+        admitted = cache.admitted_by_reason.items()
         yield self._counters(
             "state_checkpoints_admitted", "checkpoints kept, by the reason", "reason", admitted
         )
+        yield self._counters(
+            "state_checkpoint_hits", "prompts that resumed at one", "reason", cache.hits_by_reason.items()
+        )
+        saved = cache.flops_saved_by_reason.items()
+        yield self._counters("state_checkpoint_flops_saved", "FLOPs of their cached tokens", "reason", saved)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=list(self._labels))
