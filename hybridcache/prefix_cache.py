@@ -227,7 +227,8 @@ class PrefixCache:
         if first:
             self._count(lease)
         if remembered.passed:
-            revive(lease, remembered.passed, store, now, first)
+            price = self._reclaimer.price.of(store.slots.bytes_per_id)
+            revive(lease, remembered.passed, store, now, price, first)
         self._book.touch(lease, now)
         return lease
 

@@ -1,6 +1,6 @@
 """Remembered positions that a prompt passes: policies learn from them, and shared ones come back."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 
 from hybridcache.cached_tree import CachedTree
 from hybridcache.ghost import Passed
@@ -8,12 +8,16 @@ from hybridcache.lease import Lease
 from hybridcache.policies.columns import BRANCH, FINAL, MESSAGE_END, Facts
 
 
-def revive(lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: float, first: bool) -> None:
+def revive(
+    lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: float, price: float, first: bool
+) -> None:
     """Tell the policy of the positions that ``lease`` passes, and plan the checkpoints of shared ones again.
 
     Without ``first`` it only plans: the policy has been told of this request before.
     ``passed`` are remembered positions beyond the hit, ascending. The request would have resumed at the
     deepest, had it been kept; and at each other one that was a path's end, had only that one been kept.
+    ``price`` (tokens) is what a checkpoint's bytes cost elsewhere: one whose loss costs the next prompt fewer
+    tokens stays away, as it would not pay even if it were used at once.
     Modifies the lease's plan and the facts that are remembered.
     """
     for position, digest in passed:
@@ -27,11 +31,20 @@ def revive(lease: Lease, passed: tuple[Passed, ...], store: CachedTree, now: flo
             store.evictor.returned(facts, now)
             store.ghost.gone.returned(row, now)
             hits += 1
-        if store.recurrent and store.evictor.policy.revives and _was_shared(facts):
+        if not store.recurrent or not store.evictor.policy.revives or not _was_shared(facts):
+            continue
+        if position in lease.kinds:
             lease.revived[position] = hits
-            if position not in lease.kinds:
-                lease.kinds[position] = BRANCH if facts.kind == FINAL else facts.kind
-                insort(lease.planned, position)
+        elif position - _checkpoint_before(lease, position) >= price:
+            lease.revived[position] = hits
+            lease.kinds[position] = BRANCH if facts.kind == FINAL else facts.kind
+            insort(lease.planned, position)
+
+
+def _checkpoint_before(lease: Lease, position: int) -> int:
+    """Where a prompt resumes that would resume at ``position``, were there a checkpoint; tokens."""
+    before = bisect_left(lease.planned, position)
+    return lease.planned[before - 1] if before else lease.hit
 
 
 def _was_shared(facts: Facts) -> bool:

@@ -106,6 +106,37 @@ def test_a_shared_position_comes_back_at_once(told: Told, uses: int) -> None:
     assert clock.serve([*SHARED, 60, 61]).hit == (10 if uses else 0), "where nobody resumed, it is as new"
 
 
+@pytest.mark.parametrize(("price", "planned"), [(9.9, [10]), (10.1, [])])
+def test_it_stays_away_where_its_bytes_cost_more_than_one_use_saves(
+    told: Told, price: float, planned: list[int]
+) -> None:
+    clock = served(told, 3)
+    book = clock.cache._reclaimer.price
+    # Of so many bytes that the ten tokens of this very request change nothing.
+    book.num_bytes = 1e9 * clock.cache.spec.checkpoint_bytes
+    book.tokens = price * 1e9
+    lease = clock.start([*SHARED, 50, 51])
+    assert lease.planned == planned and list(lease.revived) == planned
+    assert told.returns, "the policy is told all the same"
+
+
+def test_what_it_saves_is_counted_from_the_checkpoint_before_it(told: Told) -> None:
+    """Of two shared positions, two tokens apart, the second saves two tokens once the first is back."""
+    clock = Clock(told)
+    for i in range(3):
+        clock.serve([*SHARED, i, 7])
+    for i in range(3):
+        clock.serve([*SHARED, 1, 1, 10 + i])
+    clock.evict_all()
+    book = clock.cache._reclaimer.price
+    for price, planned in ((2.0, [10, 12]), (3.0, [10])):
+        book.num_bytes = 1e9 * clock.cache.spec.checkpoint_bytes
+        book.tokens = (price - 0.1) * 1e9
+        lease = clock.start([*SHARED, 1, 1, 50])
+        assert [position for position in lease.planned if position in lease.revived] == planned
+        clock.cache.finish(lease, 0, clock.now)
+
+
 def test_passing_counts_as_a_use(told: Told) -> None:
     clock = served(told, 0)
     first = clock.start([*SHARED, 50, 51])
