@@ -18,6 +18,7 @@ import yaml
 from matplotlib.figure import Figure
 
 import hybridcache.conf
+from hybridcache.experiments.bounds import Bounds, find_bounds
 from hybridcache.experiments.run_folder import TIMELINE
 from hybridcache.experiments.run_record import RunRecord, collect_runs
 from hybridcache.experiments.sweep_figure import Point, draw_bars, draw_lines
@@ -72,8 +73,11 @@ def draw_runs(name: str, folder: Path) -> list[Path]:
     if problems or not runs:
         raise ValueError(f"{folder}: {'; '.join(problems) or 'no finished run'}")
     experiment = yaml.safe_load((EXPERIMENTS / f"{name}.yaml").read_text(encoding="utf-8"))
-    draw = _over_time if experiment["figure"]["kind"] in OVER_TIME else _over_settings
-    figure, table = draw(runs, experiment["figure"], title_of([run.config for run in runs]))
+    drawn, title = experiment["figure"], title_of([run.config for run in runs])
+    if drawn["kind"] in OVER_TIME:
+        figure, table = _over_time(runs, drawn, title)
+    else:
+        figure, table = _over_settings(runs, drawn, title, folder / "bounds.json")
     files = [folder / f"{name}{suffix}" for suffix in (".png", ".csv", ".yaml")]
     figure.savefig(files[0])
     with files[1].open("w", newline="", encoding="utf-8") as out:
@@ -84,14 +88,42 @@ def draw_runs(name: str, folder: Path) -> list[Path]:
     return files
 
 
-def _over_settings(runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: str) -> tuple[Figure, Table]:
-    """A point for each run."""
+def _over_settings(
+    runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: str, store: Path
+) -> tuple[Figure, Table]:
+    """A point for each run, and bounds where there are lines; ``store`` keeps these."""
     names = short_names({run.policy for run in runs})
     points = sorted((point_of(run, drawn, names) for run in runs), key=lambda p: (p.panel, p.line, p.x))
+    bounds = [] if drawn["kind"] == "bars" else bounds_of(runs, drawn, store)
     metrics = list(points[0].values)
-    table = [["panel", "line", drawn["x"], *metrics]]
-    table += [[p.panel, p.line, p.x, *(p.values[metric] for metric in metrics)] for p in points]
-    return (draw_bars if drawn["kind"] == "bars" else draw_lines)(points, drawn, title), table
+    table: Table = [["panel", "line", drawn["x"], *metrics]]
+    table += [
+        [p.panel, p.line, p.x, *(p.values.get(metric, "") for metric in metrics)] for p in (*points, *bounds)
+    ]
+    if drawn["kind"] == "bars":
+        return draw_bars(points, drawn, title), table
+    return draw_lines(points, drawn, title, bounds), table
+
+
+def bounds_of(runs: Sequence[RunRecord], drawn: Mapping[str, Any], store: Path) -> list[Point]:
+    """What an infinite cache reaches at each panel and x, the most under any admission there is among them.
+
+    Raises ValueError and OSError when a trace can no longer be read.
+    """
+    bounded = [metric for metric in drawn["metrics"] if f"hybrid_{metric}" in Bounds._fields]
+    if not bounded:
+        return []
+    best: dict[tuple[str, float | str], dict[str, float]] = {}
+    for run in runs:
+        point = point_of(run, drawn, {run.policy: run.policy})
+        reached = find_bounds(run.config, store)._asdict()
+        here = best.setdefault((point.panel, point.x), dict.fromkeys(bounded, 0.0))
+        for metric in bounded:
+            here[metric] = max(here[metric], 100 * reached[f"hybrid_{metric}"])
+    return sorted(
+        (Point(panel, "infinite cache", x, values) for (panel, x), values in best.items()),
+        key=lambda p: (p.panel, p.x),
+    )
 
 
 def _over_time(runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: str) -> tuple[Figure, Table]:

@@ -32,8 +32,13 @@ class Point(NamedTuple):
     """By metric: a key of the summary, percent where it is a rate."""
 
 
-def draw_lines(points: Sequence[Point], drawn: Mapping[str, Any], title: str = "") -> Figure:
-    """Panels for each metric, three a row; a line for each policy (or whatever ``line`` names)."""
+def draw_lines(
+    points: Sequence[Point], drawn: Mapping[str, Any], title: str = "", bounds: Sequence[Point] = ()
+) -> Figure:
+    """Panels for each metric, three a row; a line for each policy (or whatever ``line`` names).
+
+    ``bounds``, grey and without markers, are what no line can pass; a metric they lack has none.
+    """
     panels, metrics = _panels(points), list(points[0].values)
     columns = min(len(panels), MOST_COLUMNS)
     rows = math.ceil(len(panels) / columns)
@@ -49,6 +54,12 @@ def draw_lines(points: Sequence[Point], drawn: Mapping[str, Any], title: str = "
                 [float(p.x) for p in mine], [p.values[metric] for p in mine], label=line,
                 color=style.color, marker=style.marker, linestyle=style.line, linewidth=1.6,
                 markersize=7, markeredgecolor="white", markeredgewidth=0.5,
+            )  # fmt: skip
+        above = [point for point in bounds if point.panel == panel and metric in point.values]
+        if above:
+            axes.plot(
+                [float(p.x) for p in above], [p.values[metric] for p in above], label=above[0].line,
+                color="#777777", linestyle=(0, (7, 3)), linewidth=1.2, zorder=1,
             )  # fmt: skip
         if drawn.get("log", True):
             axes.set_xscale("log", base=2)

@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hybridcache.experiments.figures import (
     EXPERIMENTS,
     OVER_TIME,
+    bounds_of,
     draw_runs,
     main,
     point_of,
@@ -56,9 +57,10 @@ def test_every_experiment_can_be_run_and_drawn(name: str, tmp_path: Path) -> Non
     assert files[0].read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader(files[1].open()))
     drawn, row = values["figure"], rows[0]
-    assert (len(rows) > 1) == (drawn["kind"] in OVER_TIME)
+    bounded = any(metric in ("token_hit_rate", "flops_saved_ratio") for metric in drawn.get("metrics", ()))
+    assert len(rows) == 21 if drawn["kind"] in OVER_TIME else len(rows) == 1 + bounded
     if drawn["kind"] in OVER_TIME:
-        assert row["panel"] and len(rows) == 21
+        assert row["panel"]
         assert float(rows[-1]["input_tokens"]) > float(row["input_tokens"]) == 0.0
     elif drawn["kind"] == "bars":
         metrics = [key for key in row if key not in ("panel", "line", drawn["x"])]
@@ -66,6 +68,9 @@ def test_every_experiment_can_be_run_and_drawn(name: str, tmp_path: Path) -> Non
     else:
         assert set(drawn["metrics"]) <= row.keys()
         assert set(drawn["labels"]) == set(drawn["metrics"])
+        if bounded:
+            assert rows[1]["line"] == "infinite cache" and rows[1][drawn["x"]] == row[drawn["x"]]
+            assert float(rows[1][drawn["metrics"][0]]) >= float(row[drawn["metrics"][0]])
     kept = yaml.safe_load(files[2].read_text())
     assert kept["runs"][0]["eviction"] == values["eviction"]
     assert kept["experiment"]["figure"] == drawn
@@ -82,6 +87,22 @@ def test_lines_are_what_the_runs_found(small_replay: Callable[..., Values]) -> N
     rates = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}  # type: ignore[arg-type]
     assert rates["lru"] == pytest.approx([100 * summary["token_hit_rate"] for summary in found[:2]])
     assert rates["gdsf"] == pytest.approx([100 * summary["token_hit_rate"] for summary in found[2:]])
+
+
+def test_bounds_are_what_an_infinite_cache_finds(
+    small_replay: Callable[..., Values], tmp_path: Path
+) -> None:
+    drawn = yaml.safe_load((EXPERIMENTS / "budget.yaml").read_text())["figure"]
+    runs = [RunRecord(Path("x"), small_replay(f"budget_gb={gb}"), 0.0) for gb in (1, 2)]
+    bounds = bounds_of(runs, drawn, tmp_path / "bounds.json")
+    endless = small_replay("budget_gb=inf")
+    assert [(bound.line, bound.x) for bound in bounds] == [("infinite cache", 1.0), ("infinite cache", 2.0)]
+    for bound in bounds:
+        assert bound.values == pytest.approx({metric: 100 * endless[metric] for metric in drawn["metrics"]})
+    figure = draw_lines([point_of(run, drawn, {run.policy: "lru"}) for run in runs], drawn, "", bounds)
+    limit = figure.axes[0].lines[-1]
+    assert limit.get_label() == "infinite cache" and limit.get_marker() == "None"
+    assert not bounds_of(runs, {**drawn, "metrics": ["ttft_seconds.p50"]}, tmp_path / "bounds.json")
 
 
 def test_settings_are_named_where_they_tell_policies_apart() -> None:

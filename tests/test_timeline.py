@@ -15,6 +15,7 @@ from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.experiments.run import build_parts, replay
 from hybridcache.experiments.timeline import COLUMNS, LEARNT, Timeline, read_timeline
 from hybridcache.experiments.timeline_figure import (
+    KIND_LOOKS,
     WINDOWS,
     Course,
     draw_bytes,
@@ -160,3 +161,9 @@ def test_what_a_policy_has_learnt_is_sampled(values: Callable[..., Values], tmp_
     assert lines.keys() == {"scored", "late"}
     assert lines["scored"].tolist() == (2 * scored).tolist()
     assert [axes.get_ylabel() for axes in figure.axes] == ["times", "", "times"]
+
+
+def test_each_kind_of_checkpoint_has_looks_of_its_own() -> None:
+    assert set(KIND_LOOKS) == set(KIND_NAMES)
+    for looks in zip(*KIND_LOOKS.values(), strict=True):
+        assert len(set(looks)) == len(KIND_NAMES)
