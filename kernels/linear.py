@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridcache.kernels.arguments import LinearArgs
 from hybridcache.kernels.calls import KernelCalls
-from hybridcache.kernels.huge_pages import on_huge_pages
+from hybridcache.kernels.huge_pages import HugePages
 from hybridcache.kernels.operands import DTYPE_CODES, out_rows, threads_for
 from hybridcache.kernels.ops import Linear
 
@@ -84,12 +84,13 @@ class FixedLinear(Linear):
         padded = -(-self.out_features // self.panel) * self.panel
         self.dtype = torch.float32 if parts[0].dtype == torch.float16 else parts[0].dtype
         """Of the packed weight."""
-        self._packed = on_huge_pages(padded * self.in_features, self.dtype)
+        self._pages = HugePages(padded * self.in_features, self.dtype)
+        packed = self._pages.tensor.data_ptr()
         self._bias = torch.zeros(padded)
         if bias is not None:
             self._bias[: self.out_features] = bias
         self._weight = LinearWeight(
-            self._packed.data_ptr(),
+            packed,
             self._bias.data_ptr(),
             self.in_features,
             self.out_features,
@@ -97,15 +98,16 @@ class FixedLinear(Linear):
         )
         self.address = ctypes.addressof(self._weight)
         """Of the packed weight, for kernels that multiply."""
-        outs, code, address = 0, DTYPE_CODES[self.dtype], self._packed.data_ptr()
+        outs, code = 0, DTYPE_CODES[self.dtype]
         for part in parts:
             assert outs % self.panel == 0 and part.shape[1] == self.in_features, part.shape
             # Panels lie one behind the other, so that a part begins where its first one does.
-            place = address + outs * self.in_features * self.dtype.itemsize
+            place = packed + outs * self.in_features * self.dtype.itemsize
             target = LinearWeight(place, None, self.in_features, len(part), code)
             given = part.to(self.dtype).contiguous()
             calls.library.hc_pack_linear(ctypes.addressof(target), given.data_ptr())
             outs += len(part)
+        self._pages.filled()
         self._calls = calls
 
     def __call__(self, x: Tensor) -> Tensor:
