@@ -4,7 +4,7 @@ Every section is on its own: what one raises is its result, and the next one run
 device has stopped answering, where a section took its process with it, or took too long. One that would begin
 after ``--budget-s`` seconds is left out and says so. Results go to one JSON file; a table ends the output.
 ``--tiny`` takes small dimensions and few repetitions, for trying the script itself, also without a GPU
-(``--device cpu`` with TRITON_INTERPRET=1 in the environment).
+(``--device cpu --backend triton`` with TRITON_INTERPRET=1 in the environment).
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
@@ -88,7 +89,6 @@ def _in_processes(options: argparse.Namespace) -> Found:
 
 def _here(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Found:
     """All sections, or those up to one that leaves the device silent; the file says how far it is."""
-    started = time.perf_counter()
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     try:
@@ -98,6 +98,23 @@ def _here(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Found
     # The interpreter computes bfloat16 wrongly.
     dtype = torch.bfloat16 if ops.device.type == "cuda" else torch.float32
     bench = Bench(ops, TINY if options.tiny else REAL, dtype, 1 if options.tiny else 7)
+    with _on(ops.device):
+        return _sections(bench, options)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Where graphs are captured; in the interpreter, products whose rows are summed alike, as on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.device(device)
+    if importlib.util.find_spec("triton") is None:
+        return nullcontext()
+    from hybridcache.experiments.interpreted_product import rows_alike
+
+    return rows_alike()
+
+
+def _sections(bench: Bench, options: argparse.Namespace) -> Found:
+    started = time.perf_counter()
     sections: dict[str, str] = {}
     for name in options.sections:
         if time.perf_counter() - started > options.budget_s:

@@ -1,6 +1,6 @@
 """The same bits from the Triton backend for cuts, packing and emission, as docs/numerics.md says for GPUs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,29 +12,21 @@ from hybridcache.kernels.dispatch import build_ops
 from hybridcache.kernels.ops import Ops
 from tests.kernel_cases import Case, Piece, attention, conv, gated_delta, mamba1, mamba2
 
-interpreter = pytest.importorskip("triton.runtime.interpreter", reason="needs triton: pip install triton")
+product = pytest.importorskip(
+    "hybridcache.experiments.interpreted_product", reason="needs triton: pip install triton"
+)
 
 TOKENS = 44
 CHUNK = 32
 """Tokens of a chunk in these tests; 16 of the gated delta rule."""
 
 
-def product_by_rows(self: object, a: Any, b: Any, d: Any, *precision: object) -> Any:
-    """The interpreter's product with one order of summation for all rows, as tensor cores have.
-
-    numpy's own is a BLAS, whose rounding depends on where a row lies in its tile.
-    """
-    left, right, total = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype), d.data
-    for inner in range(left.shape[-1]):
-        total = total + left[..., inner, None] * right[..., inner, None, :]
-    return interpreter.TensorHandle(total, d.dtype.scalar)
-
-
 @pytest.fixture(autouse=True)
-def rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product_by_rows)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("hybridcache.kernels.triton.mamba2.CHUNK", CHUNK)
     monkeypatch.setattr("hybridcache.kernels.triton.gated_delta.CHUNK", CHUNK // 2)
+    with product.rows_alike():
+        yield
 
 
 def case_of(name: str, tokens: int = TOKENS) -> Case:
