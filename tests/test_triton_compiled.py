@@ -36,14 +36,18 @@ def tools() -> None:
         pytest.skip(f"this triton has no {' and no '.join(missing)} in {folder.name}")
 
 
-def compile_all(function: str, capability: int) -> list[dict[str, Any]]:
-    """In a process of its own: this one may interpret kernels, and Triton can do only one of the two."""
+def printed(*arguments: str) -> Any:
+    """By a module, in a process of its own: Triton interprets or compiles, and this one may interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "tests.triton_aot", function, str(capability)]
+    command = [sys.executable, "-m", *arguments]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3_000:]
-    results: list[dict[str, Any]] = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def compile_all(function: str, capability: int) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = printed("tests.triton_aot", function, str(capability))
     return results
 
 
@@ -67,3 +71,8 @@ def test_compiled_for_hopper(tools: None) -> None:
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_compiled_for_all(tools: None, capability: int) -> None:
     check(compile_all("launch_all", capability), capability)
+
+
+def test_nothing_is_compiled_again_for_a_batch_of_other_lengths() -> None:
+    pytest.importorskip("triton", reason="needs triton: pip install triton")
+    assert printed("tests.triton_lengths") == []

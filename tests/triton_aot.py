@@ -50,7 +50,8 @@ def taken_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
     signature, constants, divisible = {}, {}, []
     for parameter in kernel.params:
         name, value = parameter.name, values[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        own = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (own and type(value) is int and value == 1):
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
@@ -59,7 +60,7 @@ def taken_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
             signature[name] = "fp32"
         else:
             signature[name] = "i32" if value < 2**31 else "i64"
-            if value % 16 == 0:
+            if own and value % 16 == 0:
                 divisible.append(name)
     return Launch(
         kernel,

@@ -124,21 +124,22 @@ def _decode(
     heads, (kv_heads, head_dim) = q.shape[1], k_cache.shape[2:]
     group = heads // kv_heads
     shape = decode_shape(head_dim, q.element_size())
-    longest = max(batch.batch.sequences[i].num_computed for i in batch.decoding) + 1
-    num_parts = -(-longest // DECODE_PART)
+    parts = batch.decode_parts(DECODE_PART, window or 0)
     part_out, part_most, part_total = (
-        torch.empty(len(batch.decoding), num_parts, heads, *width, dtype=torch.float32, device=q.device)
+        torch.empty(len(parts.owners), heads, *width, dtype=torch.float32, device=q.device)
         for width in ((head_dim,), (), ())
     )
     launch(
         decode_attention,
-        (len(batch.decoding), kv_heads, num_parts),
+        (len(parts.owners), kv_heads),
         q,
         k_cache,
         v_cache,
         part_out,
         part_most,
         part_total,
+        parts.owners,
+        parts.numbers,
         batch.decoding_sequences,
         batch.cu_seqlens,
         batch.num_computed,
@@ -150,7 +151,6 @@ def _decode(
         v_cache.stride(0),
         k_cache.stride(1),
         batch.block_tables.shape[1],
-        num_parts,
         heads,
         GROUP=group,
         GP=padded(group),
@@ -172,16 +172,13 @@ def _decode(
         part_most,
         part_total,
         out,
+        parts.offsets,
         batch.decoding_sequences,
         batch.cu_seqlens,
-        batch.num_computed,
         out.stride(0),
-        num_parts,
         heads,
         D=head_dim,
         DP=padded(head_dim),
-        PART=DECODE_PART,
-        WINDOW=window or 0,
         num_warps=1,
         enable_fp_fusion=True,
     )

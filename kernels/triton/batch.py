@@ -20,6 +20,17 @@ class QueryTiles(NamedTuple):
     """int64 [tiles]: the first pair, counted from the sequence's first new token."""
 
 
+class DecodeParts(NamedTuple):
+    """The keys of the sequences that decode, in parts; a sequence has as many as its own keys need."""
+
+    owners: Tensor
+    """int64 [parts]: which of the decoding sequences, counted from 0."""
+    numbers: Tensor
+    """int64 [parts]: the part of its sequence."""
+    offsets: Tensor
+    """int64 [decoding sequences + 1]: the parts of each."""
+
+
 class ScanChunks(NamedTuple):
     """The new tokens of some sequences in chunks that end at multiples of `size` in the sequence.
 
@@ -77,6 +88,7 @@ class DeviceBatch:
         "decoding_sequences",
         "stepwise",
         "_tiles",
+        "_parts",
         "_chunks",
     )
 
@@ -124,6 +136,7 @@ class DeviceBatch:
         )
         self.block_tables = tables.view(batch.block_tables.shape)
         self._tiles: dict[tuple[int, int], QueryTiles] = {}
+        self._parts: dict[tuple[int, int], DecodeParts] = {}
         self._chunks: dict[int, ScanChunks] = {}
 
     def query_tiles(self, pairs: int, group: int) -> QueryTiles:
@@ -140,6 +153,22 @@ class DeviceBatch:
         if key not in self._tiles:
             self._tiles[key] = self._tiled(range(self.batch.num_sequences), size, 1)
         return self._tiles[key]
+
+    def decode_parts(self, size: int, window: int) -> DecodeParts:
+        """Parts of `size` keys, from multiples of it, of those that the tokens in `decoding` see.
+
+        `window`: keys that one sees, its own included; 0: all.
+        """
+        key = (size, window)
+        if key not in self._parts:
+            last = self.batch.num_computed.numpy()[self.decoding]
+            first = np.maximum(last + 1 - window, 0) // size if window else np.zeros_like(last)
+            counts = last // size - first + 1
+            offsets = np.concatenate([_int64([0]), np.cumsum(counts)])
+            owners = np.repeat(np.arange(len(last)), counts)
+            numbers = np.arange(offsets[-1]) + (first - offsets[:-1])[owners]
+            self._parts[key] = DecodeParts(*self._to_device(owners, numbers, offsets))
+        return self._parts[key]
 
     def scan_chunks(self, size: int) -> ScanChunks:
         """Chunks of `size` tokens of the long sequences."""

@@ -86,7 +86,7 @@ def attend_tile(
     return higher, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_blocks"])
 def prefill_attention(
     q: tl.tensor,
     k_cache: tl.tensor,
@@ -234,7 +234,7 @@ def prefill_attention(
     tl.store(places, acc.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_blocks"])
 def decode_attention(
     q: tl.tensor,
     k_cache: tl.tensor,
@@ -242,6 +242,8 @@ def decode_attention(
     part_out: tl.tensor,
     part_most: tl.tensor,
     part_total: tl.tensor,
+    part_owners: tl.tensor,
+    part_numbers: tl.tensor,
     sequences: tl.tensor,
     cu_seqlens: tl.tensor,
     num_computed: tl.tensor,
@@ -253,7 +255,6 @@ def decode_attention(
     v_block: tl.tensor,
     kv_row: tl.tensor,
     max_blocks: tl.tensor,
-    num_parts: tl.tensor,
     num_heads: tl.tensor,
     GROUP: tl.constexpr,
     GP: tl.constexpr,
@@ -265,61 +266,59 @@ def decode_attention(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
 ) -> None:
-    """Program (sequence, KV head, part): the one new token's group of heads against the keys of a part.
+    """Program (part, KV head): the one new token's group of heads against the keys of a part.
 
     Parts of PART keys start at multiples of PART, so that a result does not depend on the batch. Written:
-    `part_out` [sequences, parts, heads, D] (not yet divided), `part_most` and `part_total` [..., heads].
+    `part_out` [parts, heads, D] (not yet divided), `part_most` and `part_total` [parts, heads].
     """
     index = tl.program_id(0)
     head = tl.program_id(1)
-    part = tl.program_id(2)
-    sequence = tl.load(sequences + index)
+    sequence = tl.load(sequences + tl.load(part_owners + index))
     row = tl.load(cu_seqlens + sequence).to(tl.int64)
     position = tl.load(num_computed + sequence)
-    low = part * PART
+    low = tl.load(part_numbers + index) * PART
     high = tl.minimum(position + 1, low + PART)
     if WINDOW > 0:
         low = tl.maximum(low, position + 1 - WINDOW)
-    if low < high:
-        members = tl.arange(0, GP)
-        heads = head * GROUP + members
-        dims = tl.arange(0, DP)
-        mask = (members < GROUP)[:, None] & (dims < D)[None, :]
-        queries = tl.load(q + row * q_row + (heads * D)[:, None] + dims[None, :], mask=mask, other=0.0)
-        most = tl.full((GP,), float("-inf"), tl.float32)
-        total = tl.zeros((GP,), tl.float32)
-        acc = tl.zeros((GP, DP), tl.float32)
-        table = block_tables + sequence * max_blocks
-        for tile in range(low // BN * BN, high, BN):
-            most, total, acc = attend_tile(
-                queries,
-                position,
-                tile,
-                low,
-                high,
-                k_cache + head * D,
-                v_cache + head * D,
-                table,
-                k_block,
-                v_block,
-                kv_row,
-                scale,
-                soft_cap,
-                most,
-                total,
-                acc,
-                D,
-                DP,
-                BN,
-                BLOCK,
-                WINDOW,
-                SOFT_CAP,
-                "same",
-            )
-        places = (index * num_parts + part).to(tl.int64) * num_heads + heads
-        tl.store(part_most + places, most, mask=members < GROUP)
-        tl.store(part_total + places, total, mask=members < GROUP)
-        tl.store(part_out + (places * D)[:, None] + dims[None, :], acc, mask=mask)
+    members = tl.arange(0, GP)
+    heads = head * GROUP + members
+    dims = tl.arange(0, DP)
+    mask = (members < GROUP)[:, None] & (dims < D)[None, :]
+    queries = tl.load(q + row * q_row + (heads * D)[:, None] + dims[None, :], mask=mask, other=0.0)
+    most = tl.full((GP,), float("-inf"), tl.float32)
+    total = tl.zeros((GP,), tl.float32)
+    acc = tl.zeros((GP, DP), tl.float32)
+    table = block_tables + sequence * max_blocks
+    for tile in range(low // BN * BN, high, BN):
+        most, total, acc = attend_tile(
+            queries,
+            position,
+            tile,
+            low,
+            high,
+            k_cache + head * D,
+            v_cache + head * D,
+            table,
+            k_block,
+            v_block,
+            kv_row,
+            scale,
+            soft_cap,
+            most,
+            total,
+            acc,
+            D,
+            DP,
+            BN,
+            BLOCK,
+            WINDOW,
+            SOFT_CAP,
+            "same",
+        )
+    places = index.to(tl.int64) * num_heads + heads
+    tl.store(part_most + places, most, mask=members < GROUP)
+    tl.store(part_total + places, total, mask=members < GROUP)
+    tl.store(part_out + (places * D)[:, None] + dims[None, :], acc, mask=mask)
 
 
 @triton.jit
@@ -328,31 +327,23 @@ def merge_parts(
     part_most: tl.tensor,
     part_total: tl.tensor,
     out: tl.tensor,
+    part_offsets: tl.tensor,
     sequences: tl.tensor,
     cu_seqlens: tl.tensor,
-    num_computed: tl.tensor,
     out_row: tl.tensor,
-    num_parts: tl.tensor,
     num_heads: tl.tensor,
     D: tl.constexpr,
     DP: tl.constexpr,
-    PART: tl.constexpr,
-    WINDOW: tl.constexpr,
 ) -> None:
-    """Program (sequence, head): the parts of `decode_attention` joined in ascending order."""
+    """Program (decoding sequence, head): the parts of `decode_attention` joined in ascending order."""
     index = tl.program_id(0)
     head = tl.program_id(1)
-    sequence = tl.load(sequences + index)
-    position = tl.load(num_computed + sequence)
-    first = position * 0
-    if WINDOW > 0:
-        first = tl.maximum(position + 1 - WINDOW, 0) // PART
     dims = tl.arange(0, DP)
     most = float("-inf")
     total = 0.0
     acc = tl.zeros((DP,), tl.float32)
-    for part in range(first, position // PART + 1):
-        place = (index * num_parts + part).to(tl.int64) * num_heads + head
+    for part in range(tl.load(part_offsets + index), tl.load(part_offsets + index + 1)):
+        place = part * num_heads + head
         part_high = tl.load(part_most + place)
         higher = tl.maximum(most, part_high)
         shrink = tl.exp2(most - higher)
@@ -361,5 +352,5 @@ def merge_parts(
         acc = acc * shrink + more * share
         total = total * shrink + tl.load(part_total + place) * share
         most = higher
-    row = tl.load(cu_seqlens + sequence).to(tl.int64)
+    row = tl.load(cu_seqlens + tl.load(sequences + index)).to(tl.int64)
     tl.store(out + row * out_row + head * D + dims, (acc / total).to(out.dtype.element_ty), mask=dims < D)

@@ -32,7 +32,7 @@ def rows_of(
     return raw
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def delta_prepare(
     k: tl.tensor,
     v: tl.tensor,
@@ -97,7 +97,7 @@ def delta_prepare(
         tl.store(u + places * V + columns[None, :], own.to(u.dtype.element_ty), mask=v_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def delta_states(
     k: tl.tensor,
     u: tl.tensor,
@@ -169,7 +169,7 @@ def delta_states(
     tl.store(running, state.to(ssm_state.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def delta_outputs(
     q: tl.tensor,
     k: tl.tensor,

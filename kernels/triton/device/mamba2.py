@@ -10,7 +10,7 @@ import triton.language as tl
 from hybridcache.kernels.triton.device.scalar import bounded, causal_product, softplus
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def mamba2_steps(
     dt: tl.tensor,
     dt_bias: tl.tensor,
@@ -47,7 +47,7 @@ def mamba2_steps(
     tl.store(decays + places, sums, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def mamba2_contributions(
     x: tl.tensor,
     B: tl.tensor,
@@ -100,7 +100,7 @@ def mamba2_contributions(
     tl.store(contributions + places + (members * N)[:, None] + columns[None, :], acc, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def mamba2_states(
     contributions: tl.tensor,
     decays: tl.tensor,
@@ -203,7 +203,7 @@ def mamba2_start(
     return tl.dot(queries, state, acc, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def mamba2_outputs(
     x: tl.tensor,
     B: tl.tensor,
