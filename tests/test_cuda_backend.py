@@ -86,6 +86,13 @@ def test_where_operations_go(case: Case, linear: str, prefill: list[str], decode
     assert launched(case, linear, DECODE) == decode
 
 
+def test_a_sequence_without_tokens_does_not_make_a_prefill_go_by_token() -> None:
+    """Two tokens and none are two tokens of two sequences, as in decoding."""
+    for case in (mamba2(TOKENS, 2, 5, 16, 1), gated_delta(TOKENS, 1, 2, 8, 6)):
+        assert launched(case, "auto", (Piece(0, 2, 0), Piece(5, 5, 1))) == []
+        assert launched(case, "auto", (Piece(0, 1, 0), Piece(5, 5, 1))) != []
+
+
 def test_an_invariant_backend_decodes_the_bits_of_a_prefill() -> None:
     ops = cuda_ops.CudaOps(torch.device("cpu"), "invariant", EmulatedKernels())
     assert ops.numerics == "exact"

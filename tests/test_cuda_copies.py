@@ -48,7 +48,7 @@ def test_entries(cuda: CudaCopies, num_bytes: int) -> None:
 def test_rows(cuda: CudaCopies, tensors: int, tokens: int, row_bytes: int) -> None:
     arena = noise(8, tensors * tokens * row_bytes + 32)
     twin = arena.clone()
-    copies = [(*copy, 1 + i * (tokens - 1) // 5) for i, copy in enumerate(CHAIN)]
+    copies = [(*copy, 1 + i * (tokens - 1) // 5) for i, copy in enumerate(CHAIN)] + [(1, 2, 0)]
     for memory, copier in ((arena, cuda), (twin, TorchCopier())):
         rows = memory.as_strided(
             (8, tensors, tokens, row_bytes), (arena.shape[1], tokens * row_bytes, row_bytes, 1), 16
@@ -59,8 +59,11 @@ def test_rows(cuda: CudaCopies, tensors: int, tokens: int, row_bytes: int) -> No
 
 def test_no_copies(cuda: CudaCopies) -> None:
     memory = noise(2, 16)
+    before = memory.clone()
     cuda.copy_entries(memory, [])
-    cuda.copy_rows(memory.view(2, 1, 4, 4), [])
+    for copies in ([], [(0, 1, 0)]):
+        cuda.copy_rows(memory.view(2, 1, 4, 4), copies)
+    assert torch.equal(memory, before)
 
 
 def test_groups_keep_the_order() -> None:
@@ -168,3 +171,8 @@ def test_tensors_that_do_not_fit(cuda: CudaCopies) -> None:
         cuda.pack_states(states, packed, scales[:, :1], [(0, 0)])
     with pytest.raises(ValueError, match="states have strides"):
         cuda.pack_states(torch.ones(1, 8, 2).transpose(1, 2), packed, scales, [(0, 0)])
+    for pair in ((1, 0), (0, 1), (-1, 0), (0, -1)):
+        with pytest.raises(ValueError, match="there are 1 states and 1 packed ones"):
+            cuda.unpack_states(states, packed, scales, [(0, 0), pair])
+    with pytest.raises(ValueError, match="packed are on meta"):
+        cuda.pack_states(states, packed.to("meta"), scales, [(0, 0)])

@@ -73,6 +73,13 @@ def test_an_exchange_that_some_threads_do_not_reach_is_seen(plant: Plant) -> Non
         scan()
 
 
+def test_a_grid_that_a_gpu_refuses_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, packed = torch.ones(1, 1, 8), torch.zeros(1, 1, 8, dtype=torch.int8)
+    monkeypatch.setattr("hybridcache.kernels.cuda.copies.MAX_COPIES", 65_536)
+    with pytest.raises(RuntimeError, match="a grid of 1, 65536, 1"):
+        CudaCopies(EmulatedKernels()).pack_states(states, packed, torch.zeros(1, 1), [(0, 0)] * 65_536)
+
+
 PROGRAM = """
 import os, torch
 from pathlib import Path

@@ -103,6 +103,10 @@ class FakeLibrary:
             self.calls.append((name, *arguments))
             if name == self.fails:
                 return 700
+            if name == "cuCtxGetCurrent" and self.named("cuCtxSetCurrent"):
+                arguments[0]._obj.value = 5
+            if name == "cuDevicePrimaryCtxRetain":
+                arguments[0]._obj.value = 5
             if name == "cuModuleGetFunction":
                 arguments[0]._obj.value = 11
             if name == "cuMemcpyDtoH_v2":
@@ -164,6 +168,8 @@ def test_a_launch_by_the_driver(tmp_path: Path, entered: list[str]) -> None:
     assert [size.value for size in sizes] == [3, 1, 2, 128, 1, 1, 64]
     assert (stream.value, extra) == (7, None)
     assert entered == ["cpu"] * 2
+    (context,) = (call[0].value for call in library.named("cuCtxSetCurrent"))  # by the first launch only
+    assert context == 5 and len(library.named("cuCtxGetCurrent")) == 2
     assert len(parameters._obj) == 1 and parameters._obj[0]
 
 

@@ -174,6 +174,17 @@ def test_chunks_against_the_twin(chunked: EmulatedOps) -> None:
     assert_close(states[0], twins[0])
 
 
+def test_more_chunks_than_a_grid_takes_are_refused_each_time(
+    chunked: EmulatedOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridcache.kernels.cuda.scans.MAX_SEQUENCES", 1)
+    case = mamba1(130, 3, 4)
+    batch, states = case.batch((Piece(0, 130, 0),)), case.storage(1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="2 chunks of tokens in a batch; at most 1"):
+            case.apply(chunked, case.inputs, case.fixed, states, batch)
+
+
 def test_a_cut_at_the_edge_of_chunks_changes_no_bit(chunked: EmulatedOps) -> None:
     case = mamba1(300, 5, 16)
     states = case.storage(6)

@@ -1,5 +1,6 @@
 """Whole models on the Triton backend, interpreted: logits, a worker's hits, and where tensors are put."""
 
+import ctypes
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,9 +11,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from hybridcache.kernels.cuda.build import Kernels, Variant, variants
 from hybridcache.kernels.dispatch import build_ops
+from hybridcache.kernels.ops import Ops
 from hybridcache.kernels.packed import PackedBatch
+from hybridcache.models.load import load_model
+from hybridcache.models.preset_configs import TINY_CONFIGS
 from hybridcache.storage import Storage
 from hybridcache.worker import SamplingParams, Worker
 from tests.kernel_cases import Piece, conv, gated_delta, mamba1, mamba2
@@ -21,6 +28,7 @@ from tests.worker_setup import tokens
 if TYPE_CHECKING:
     from hybridcache.models.load import LoadedModel
 
+cuda_ops = pytest.importorskip("hybridcache.kernels.cuda.ops", reason="needs triton: pip install triton")
 triton_ops = pytest.importorskip("hybridcache.kernels.triton.ops", reason="needs triton: pip install triton")
 
 Loaded = Callable[..., "LoadedModel"]
@@ -90,6 +98,75 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(
         name for text in device_code for name in re.findall(r"^def (\w+)\([^)]*\) -> None:", text, re.M)
     }
     assert kernels - set(names) == {"rotate_heads"}  # which the attention of Nemotron-H does not have
+
+
+class OneDevice(TorchDispatchMode):
+    """No operation inside reads tensors of two devices, unless it is a copy."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()]
+        assert len({x.device for x in read}) <= 1 or "copy" in str(func), func
+        return func(*args, **(kwargs or {}))
+
+
+class NoKernels(Kernels):
+    """Keeps the names of what would be launched."""
+
+    device_type = "meta"
+
+    def __init__(self, launched: list[str]) -> None:
+        super().__init__((), "")
+        self.launched = launched
+
+    def run(self, variant: Variant, device: torch.device, *arguments: ctypes.Structure) -> None:
+        assert variant in variants() and device.type == "meta"
+        self.launched.append(variant.source)
+
+
+@pytest.mark.parametrize("family", TINY_CONFIGS)
+@pytest.mark.parametrize(
+    ("backend", "linear"), [("triton", "auto"), ("triton", "invariant"), ("cuda", "auto")]
+)
+def test_all_that_a_model_reads_is_on_its_device(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str, backend: str, linear: str
+) -> None:
+    """A device that has no numbers stands for a GPU: prefills, decoding and no token, in one batch."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    meta, launched = torch.device("meta"), list[str]()
+
+    def launch(executor: Any, *arguments: object, **constants: object) -> None:
+        assert {x.device for x in arguments if isinstance(x, Tensor)} == {meta}
+        assert all(size >= 1 for size in executor.grid)
+        launched.append(executor.fn.__name__)
+
+    def experts(
+        ops: Ops, x: Tensor, shares: Tensor, chosen: Tensor, parts: Any, act: Any, *, gated: bool
+    ) -> Tensor:
+        assert {x.device, shares.device, chosen.device} == {meta}  # how many rows each takes is not known
+        return parts[0][1](ops.activate(parts[0][0](x), act, gated=gated))
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+    monkeypatch.setattr(triton_ops.TritonOps, "experts", experts)
+    given = triton_ops.TritonOps(meta, linear)
+    if backend == "cuda":
+        given = cuda_ops.CudaOps(meta, linear, NoKernels(launched))
+    loaded = load_model(checkpoint(family), ops=given, dtype="bfloat16")
+    storage = Storage(loaded.spec, 1 << 21, 16, memory="split", device=meta)
+    recurrent, attends = loaded.spec.checkpoint_bytes > 0, loaded.spec.kv_bytes_per_token > 0
+    batch = PackedBatch.build(
+        [20, 1, 1, 0, 3],
+        slots=range(5) if recurrent else None,
+        num_computed=[0, 5, 0, 3, 17],
+        emits=[[(16, 5)], [], [(1, 6)], [], []] if recurrent else None,
+        block_tables=[[0, 1], [2], [3], [4], [5, 6]] if attends else None,
+    )
+    with OneDevice():
+        out = loaded.model(
+            torch.zeros(25, dtype=torch.int64), batch, storage.states(), torch.tensor([19, 24])
+        )
+    assert out.device == meta and out.shape[0] == 2 and len(launched) > 10
 
 
 def test_a_worker_answers_alike_cold_and_from_its_cache(checkpoint: Callable[[str], Path]) -> None:

@@ -43,7 +43,7 @@ class CudaCopies(Copier):
         self, memory: Tensor, copies: Sequence[Copy], segment_stride: int, segments: int, unit_bytes: int
     ) -> None:
         assert memory.dtype == torch.uint8 and inner_contiguous(memory)
-        for group in independent(copies):
+        for group in independent([copy for copy in copies if copy[2]]):
             table = torch.tensor(group, dtype=torch.int64).to(memory.device, non_blocking=True)
             longest = unit_bytes * max(copy[2] for copy in group)
             args = EntryCopyArgs(
@@ -59,7 +59,7 @@ class CudaCopies(Copier):
             self.kernels.run(Variant("entry_copy", "raw", 1), memory.device, args)
 
     def _int8(self, states: Tensor, packed: Tensor, scales: Tensor, pairs: Pairs, *, restore: bool) -> None:
-        heads, elements = states.shape[1], states[0, 0].numel()
+        heads, elements = states.shape[1], states.shape[2:].numel()
         if packed.shape[1:] != states.shape[1:] or packed.dtype != torch.int8:
             raise ValueError(
                 f"packed is {packed.dtype} {tuple(packed.shape)}; use int8 [slots, {list(states.shape[1:])}]"
@@ -71,6 +71,15 @@ class CudaCopies(Copier):
         for name, tensor in (("states", states), ("packed", packed), ("scales", scales)):
             if not inner_contiguous(tensor):
                 raise ValueError(f"{name} have strides {tensor.stride()}; entries must be contiguous")
+            if tensor.device.type != self.kernels.device_type or tensor.device != states.device:
+                raise ValueError(
+                    f"{name} are on {tensor.device}; all must be on one {self.kernels.device_type}"
+                )
+        for pair in pairs:
+            if not (0 <= pair[0] < len(states) and 0 <= pair[1] < len(packed)):
+                raise ValueError(
+                    f"{tuple(pair)}: there are {len(states)} states and {len(packed)} packed ones"
+                )
         for begin in range(0, len(pairs), MAX_COPIES):
             group = pairs[begin : begin + MAX_COPIES]
             table = torch.tensor(group, dtype=torch.int64).to(states.device, non_blocking=True)

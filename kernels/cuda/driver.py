@@ -32,6 +32,15 @@ class Driver:
         except OSError as error:
             raise RuntimeError(f"no NVIDIA driver: {error}") from error
 
+    def enter(self, device: int) -> None:
+        """Makes torch's context of a device current in a thread that has none: torch does that late."""
+        context, handle = c_void_p(), c_int()
+        self._call("cuCtxGetCurrent", byref(context))
+        if not context.value:
+            self._call("cuDeviceGet", byref(handle), c_int(device))
+            self._call("cuDevicePrimaryCtxRetain", byref(context), handle)
+            self._call("cuCtxSetCurrent", context)
+
     def load(self, image: bytes, name: str) -> Function:
         """The kernel `name` of a cubin, with the shape that its source gives in `hc_shape`."""
         module, handle, address, size = c_void_p(), c_void_p(), c_uint64(), c_size_t()

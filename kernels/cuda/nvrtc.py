@@ -149,6 +149,7 @@ class NvrtcKernels(Kernels):
     def run(self, variant: Variant, device: torch.device, *arguments: ctypes.Structure) -> None:
         with torch.cuda.device(device):
             stream: Any = torch.cuda.current_stream(device)
+            self.driver.enter(device.index or 0)
             key = (variant, device.index)
             if key not in self._functions:
                 name, _, code = self.build(variant).read_bytes().partition(b"\n")

@@ -61,4 +61,4 @@ class CudaOps(CudaScans, TritonOps):
         return scan(self, q, k, v, log_decay, beta, ssm_state, batch, scale, l2norm)
 
     def _goes_by_token(self, batch: PackedBatch) -> bool:
-        return self.stepwise or batch.num_tokens <= batch.num_sequences
+        return self.stepwise or all(s.stop - s.start <= 1 for s in batch.sequences)

@@ -229,9 +229,10 @@ class CudaScans:
         """The batch's chunks; the last ones are kept."""
         kept = self._chunks
         if kept is None or kept.batch is not batch or kept.numbers.device != device:
-            self._chunks = kept = ChunkedBatch.of(batch, device)
+            kept = ChunkedBatch.of(batch, device)
             if kept.num_chunks > MAX_SEQUENCES:
                 raise ValueError(f"{kept.num_chunks} chunks of tokens in a batch; at most {MAX_SEQUENCES}")
+            self._chunks = kept
         return kept
 
     def _run(self, variant: Variant, args: ctypes.Structure, batch: DeviceBatch) -> None:

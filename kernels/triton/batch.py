@@ -215,7 +215,8 @@ class DeviceBatch:
         flat = np.concatenate([array.astype(np.int64) for array in arrays])
         tensor = torch.from_numpy(flat)
         if self.device.type == "cuda":
-            tensor = tensor.pin_memory().to(self.device, non_blocking=True)
+            tensor = tensor.pin_memory()
+        tensor = tensor.to(self.device, non_blocking=True)
         return list(torch.split(tensor, [len(array) for array in arrays]))
 
 

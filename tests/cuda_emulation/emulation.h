@@ -209,7 +209,12 @@ int launch(dim3 grid, dim3 block, size_t shared_bytes, const Body& body) {
   m.count = block.x * block.y * block.z;
   m.fibers = static_cast<Fiber*>(std::calloc(m.count, sizeof(Fiber)));
   for (size_t i = 0; i < m.count; ++i) m.fibers[i].stack = static_cast<char*>(std::malloc(kStackBytes));
-  const size_t blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
+  size_t blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
+  // What a GPU refuses; more shared memory than that must be asked for first.
+  if (!blocks || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 || shared_bytes > 48 << 10) {
+    std::snprintf(m.error, sizeof m.error, "a grid of %u, %u, %u with %zu bytes", grid.x, grid.y, grid.z, shared_bytes);
+    blocks = 0;
+  }
   size_t* order = static_cast<size_t*>(std::malloc(blocks * sizeof(size_t)));
   shuffle(order, blocks);
   for (size_t i = 0; i < blocks && !*m.error; ++i) {
