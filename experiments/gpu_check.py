@@ -29,6 +29,7 @@ from hybridcache.experiments.gpu_process import RUNNING, Found, in_processes
 from hybridcache.experiments.gpu_sections import (
     ceilings,
     copies,
+    cuda,
     decode,
     exactness,
     linear,
@@ -42,6 +43,7 @@ SECTIONS: Mapping[str, Callable[[Bench], None]] = MappingProxyType(
         "ceilings": ceilings,
         "numerics": numerics,
         "exactness": exactness,
+        "cuda": cuda,
         "prefill": prefill,
         "decode": decode,
         "copies": copies,

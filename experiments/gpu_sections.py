@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,25 +34,29 @@ def ceilings(bench: Bench) -> None:
 
 
 def numerics(bench: Bench) -> None:
-    """Every kernel against the plain twin in float64: a prefill with stored states, a chunk, a token."""
+    """Every kernel against the plain twin in float64: a prefill with stored states, a chunk, a token.
+
+    As it is chosen, and as linear=invariant does.
+    """
     tokens = bench.sizes.checked_tokens
-    layers = [*calls(bench, tokens, 8), attention(bench, tokens, 3 * tokens + 3 * BLOCK_SIZE)]
     third = tokens // 3
     lengths, before = [third, tokens - third - 1, 1], [0, 0, 0]
     emits = [[(1, 3), (third, 4)], [], [(1, 5)]]
-    for layer in layers:
-        with bench.attempt("numerics", layer.name):
-            paged = layer.name == "attention"
-            batch = bench.batch(lengths, before, None if paged else emits)
-            twin = ReferenceOps(bench.device)
-            wide = tuple(x.double() for x in layer.inputs)
-            states = tuple(state.double() for state in layer.states)
-            truth = layer.run(twin, wide, tuple(w.double() for w in layer.weights), states, batch)
-            out = layer.apply(bench.ops, batch)
-            pairs = [(out, truth), *([] if paged else zip(layer.states, states, strict=True))]
-            error = max(_error(actual, expected) for actual, expected in pairs)
-            limit = 6 * torch.finfo(bench.dtype).eps
-            bench.rows.append(Row("numerics", layer.name, error, "relative", limit, error <= limit))
+    invariant = build_ops(bench.ops.name, device=bench.device, linear="invariant")
+    for ops, how in ((bench.ops, ""), (invariant, ", invariant")):
+        for layer in [*calls(bench, tokens, 8), attention(bench, tokens, 3 * tokens + 3 * BLOCK_SIZE)]:
+            with bench.attempt("numerics", name := layer.name + how):
+                paged = layer.name == "attention"
+                batch = bench.batch(lengths, before, None if paged else emits)
+                twin = ReferenceOps(bench.device)
+                wide = tuple(x.double() for x in layer.inputs)
+                states = tuple(state.double() for state in layer.states)
+                truth = layer.run(twin, wide, tuple(w.double() for w in layer.weights), states, batch)
+                out = layer.apply(ops, batch)
+                pairs = [(out, truth), *([] if paged else zip(layer.states, states, strict=True))]
+                error = max(_error(actual, expected) for actual, expected in pairs)
+                limit = 6 * torch.finfo(bench.dtype).eps
+                bench.rows.append(Row("numerics", name, error, "relative", limit, error <= limit))
 
 
 def exactness(bench: Bench) -> None:
@@ -72,6 +77,17 @@ def exactness(bench: Bench) -> None:
                 ]
                 same = torch.equal(torch.cat(parts), whole)
                 bench.rows.append(Row("exactness", name, None, "bits", ok=same))
+
+
+def cuda(bench: Bench) -> None:
+    """Numerics and exactness of the backend `cuda` too, where it can be compiled; --backend cuda times it."""
+    if bench.ops.name == "cuda":
+        return
+    with bench.attempt("cuda", "backend cuda", ours=False):
+        other = replace(bench, ops=build_ops("cuda", device=bench.device), rows=[])
+        numerics(other)
+        exactness(other)
+        bench.rows += [row._replace(section="cuda", name=f"{row.section}, {row.name}") for row in other.rows]
 
 
 def prefill(bench: Bench) -> None:

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridcache.experiments import gpu_check
+from hybridcache.experiments import gpu_check, gpu_sections
 from hybridcache.experiments.gpu_aims import AIMS, aims
 from hybridcache.experiments.gpu_bench import Bench, Row
 from hybridcache.experiments.gpu_process import in_processes
+from hybridcache.kernels.build import find_compiler
+from hybridcache.kernels.ops import Ops
+from tests.cuda_emulator import EmulatedKernels
 
 pytest.importorskip("triton", reason="needs triton: pip install triton")
 
+CudaOps = pytest.importorskip("hybridcache.kernels.cuda.ops").CudaOps
 COMMAND = ("--device", "cpu", "--backend", "triton", "--tiny", "--here")
 
 
@@ -47,6 +51,25 @@ def test_all_sections_run(tmp_path: Path) -> None:
     assert not [row["name"] for row in rows if row["ok"] is False]
     exact = {row["name"]: row["ok"] for row in rows if row["section"] == "exactness"}
     assert len(exact) == 5 and all(exact.values())
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="the emulation needs g++")
+def test_the_backend_cuda_is_checked_beside_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here by the emulation of its kernels; without it the row says why there is nothing."""
+
+    def emulated(name: str, *, device: torch.device, linear: str = "auto") -> Ops:
+        assert name == "cuda"
+        ops: Ops = CudaOps(device, linear, EmulatedKernels())
+        return ops
+
+    _, found = run(tmp_path / "out.json", "--sections", "cuda")
+    row = found["rows"][0]  # type: ignore[index]
+    assert row["ok"] is None and "backend cuda on a CPU" in row["note"]
+    monkeypatch.setattr(gpu_sections, "build_ops", emulated)
+    status, found = run(tmp_path / "out.json", "--sections", "cuda")
+    rows = {row["name"]: row["ok"] for row in found["rows"]}  # type: ignore[attr-defined]
+    assert status == 0 and len(rows) == 15 and all(rows.values()), rows
+    assert {"numerics, gated_delta, invariant", "exactness, mamba1 invariant, cut at 6"} < rows.keys()
 
 
 def test_a_section_that_fails_is_a_result(

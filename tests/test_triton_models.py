@@ -100,7 +100,7 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(
     assert kernels - set(names) == {"rotate_heads"}  # which the attention of Nemotron-H does not have
 
 
-class OneDevice(TorchDispatchMode):
+class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """No operation inside reads tensors of two devices, unless it is a copy."""
 
     def __torch_dispatch__(
@@ -145,7 +145,9 @@ def test_all_that_a_model_reads_is_on_its_device(
         ops: Ops, x: Tensor, shares: Tensor, chosen: Tensor, parts: Any, act: Any, *, gated: bool
     ) -> Tensor:
         assert {x.device, shares.device, chosen.device} == {meta}  # how many rows each takes is not known
-        return parts[0][1](ops.activate(parts[0][0](x), act, gated=gated))
+        into, out = parts[0]
+        narrow: Tensor = out(ops.activate(into(x), act, gated=gated))
+        return narrow
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
     monkeypatch.setattr(triton_ops.TritonOps, "experts", experts)
@@ -162,7 +164,7 @@ def test_all_that_a_model_reads_is_on_its_device(
         emits=[[(16, 5)], [], [(1, 6)], [], []] if recurrent else None,
         block_tables=[[0, 1], [2], [3], [4], [5, 6]] if attends else None,
     )
-    with OneDevice():
+    with OneDevice():  # type: ignore[no-untyped-call]
         out = loaded.model(
             torch.zeros(25, dtype=torch.int64), batch, storage.states(), torch.tensor([19, 24])
         )
