@@ -65,7 +65,6 @@ def test_what_runs_at_the_end_finishes_or_fails(make_worker: MakeWorker, path: s
 
 
 def test_the_command_serves_until_it_is_told_to_stop() -> None:
-    code = "import sys; from hybridcache.cli import main; sys.exit(main())"
     arguments = [
         "serve",
         "tiny",
@@ -76,7 +75,7 @@ def test_the_command_serves_until_it_is_told_to_stop() -> None:
         "eviction=marconi",
         "eviction.alpha=2",
     ]
-    command = [sys.executable, "-c", code, *arguments]
+    command = [sys.executable, "-m", "hybridcache", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
