@@ -10,6 +10,7 @@ from hybridcache.hf_config import HfConfig
 from hybridcache.models.generation import GenerationConfig
 from hybridcache.models.load import LoadedModel
 from hybridcache.models.presets import PRESETS, preset_folder
+from hybridcache.models.rope import longest_text
 from hybridcache.prefix_cache import PrefixCache
 from hybridcache.runner import ModelRunner
 from hybridcache.sampler import Sampler
@@ -45,9 +46,7 @@ def model_length(folder: Path, asked: int | None) -> int:
 
     Raises ValueError for more, and for fewer than 2.
     """
-    config = HfConfig.read(folder)
-    name = "max_position_embeddings"
-    stated = config.integer(name) if config.has(name) else None
+    stated = longest_text(HfConfig.read(folder))
     if asked is None:
         return DEFAULT_MODEL_LEN if stated is None else stated
     if asked < 2:

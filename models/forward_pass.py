@@ -27,5 +27,5 @@ class ForwardPass:
     def rotate(self, x: Tensor, rope: Rope) -> Tensor:
         """x [T, heads, head_dim] turned to its positions; the table of `rope` is computed once a pass."""
         if rope not in self._tables:
-            self._tables[rope] = self.ops.rope_table(self.batch.positions, rope.inv_freq)
+            self._tables[rope] = self.ops.rope_table(self.batch.positions, rope.inv_freq, rope.factor)
         return self.ops.rope(x, *self._tables[rope])

@@ -80,11 +80,12 @@ def test_long_lists_of_weights_are_cut(folder: Folder) -> None:
     ("family", "fields", "words"),
     [
         ("llama", {"model_type": "gpt2"}, ("model_type", "'gpt2'", "bamba")),
-        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ("rope_parameters", "'yarn'")),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, ("rope_parameters", "dynamic")),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 0}}, ("rope_parameters", "factor")),
         (
             "llama",
             {"rope_parameters": None, "rope_scaling": {"type": "linear"}},
-            ("rope_scaling", "'linear'"),
+            ("rope_scaling", "'factor' is missing"),
         ),
         ("llama", {"rope_parameters": {"rope_theta": "x"}}, ("rope_theta", "'x'")),
         ("llama", {"hidden_act": "gelu_new"}, ("hidden_act", "'gelu_new'", "'silu'")),

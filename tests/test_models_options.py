@@ -10,10 +10,12 @@ import torch
 
 pytest.importorskip("transformers")
 
+from hybridcache.hf_config import HfConfig
 from hybridcache.kernels.reference import ReferenceOps
 from hybridcache.models.adapter import AdaptedLinear
 from hybridcache.models.load import LoadedModel, load_model
 from hybridcache.models.presets import write_checkpoint
+from hybridcache.models.rope import longest_text
 from hybridcache.models.shared_block import SharedBlockLayer
 from tests.hybrid_runs import BLOCK_SIZE, Memory, Part, prompt_of, run
 
@@ -56,6 +58,35 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "decoder_sparse_step": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
         },
+    ),
+    "llama, positions scaled as llama3": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "qwen3_next, yarn": (
+        "qwen3_next",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    "bamba, positions scaled": (
+        "bamba",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
     ),
 }
 
@@ -115,8 +146,8 @@ def test_logits_are_those_of_transformers(
         ("zamba2", {"hidden_act": "tanh"}, "'hidden_act' is 'tanh'; it must be 'silu' or 'gelu'"),
         (
             "qwen3_next",
-            {"rope_parameters": {"rope_type": "yarn"}},
-            "rope_type 'yarn'; supported is 'default'",
+            {"rope_parameters": {"rope_type": "longrope"}},
+            "rope_type 'longrope'; supported are 'default', 'linear', 'llama3', 'yarn'",
         ),
         ("qwen3_next", {"attention_bias": True}, r"missing: model.layers.2.self_attn.q_proj.bias \[256\]"),
         ("jamba", {"num_experts": 3}, "extra: model.layers.1.feed_forward.experts.3.down_proj.weight"),
@@ -172,3 +203,35 @@ def test_the_multiplier_vector_of_older_falcon_checkpoints_is_ignored(tmp_path: 
     weights["model.layers.0.mamba.mup_vector"] = torch.ones(1, 1, 262)
     save_file(weights, folder / "model.safetensors")
     assert load(folder).spec.num_layers == {"parallel": 3, "mlp": 3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 4_096}, 4_096),
+        ({"max_position_embeddings": 4_096, "rope_parameters": {"rope_type": "default"}}, 4_096),
+        # As YaRN is added by hand: the other fields stay.
+        (
+            {
+                "max_position_embeddings": 4_096,
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4_096},
+            },
+            16_384,
+        ),
+        # As Llama 3.1 has it: the config states the scaled length.
+        (
+            {
+                "max_position_embeddings": 131_072,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 8_192,
+                },
+            },
+            131_072,
+        ),
+    ],
+)
+def test_positions_reach_as_far_as_their_scaling(fields: dict[str, Any], tokens: int | None) -> None:
+    assert longest_text(HfConfig.read(fields)) == tokens
