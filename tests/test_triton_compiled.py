@@ -22,8 +22,8 @@ ON_TENSOR_CORES = {
 """Kernels whose products have 64 rows or more in 16 bits: on sm_90 those are wgmma."""
 REGISTERS = 255
 """Of one thread, on every target."""
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Shared memory that one program may have."""
+SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+"""Shared memory that one program may have; 8.6 and 8.9 have less than 8.0 (163 KiB) and get the same code."""
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +51,17 @@ def compile_all(function: str, capability: int) -> list[dict[str, Any]]:
     return results
 
 
-def check(results: list[dict[str, Any]], capability: int) -> None:
+def check_fit(results: list[dict[str, Any]], capability: int) -> None:
     assert {result["kernel"] for result in results} > ON_TENSOR_CORES
     for result in results:
-        assert result["local_bytes"] == result["stack_bytes"] == 0, result
         assert result["registers"] <= REGISTERS, result
         assert result["shared_bytes"] <= SHARED_BYTES[capability], result
+
+
+def check(results: list[dict[str, Any]], capability: int) -> None:
+    check_fit(results, capability)
+    for result in results:
+        assert result["local_bytes"] == result["stack_bytes"] == 0, result
         if result["kernel"] in ON_TENSOR_CORES:
             assert result["products"], result
             if capability == 90:
@@ -73,6 +78,24 @@ def test_compiled_for_all(tools: None, capability: int) -> None:
     check(compile_all("launch_all", capability), capability)
 
 
+@pytest.mark.full
+def test_they_fit_a_desktop_gpu_of_the_latest_kind(tools: None) -> None:
+    """Which has the shared memory of 8.6, and spills here and there."""
+    check_fit(compile_all("launch_all", 120), 120)
+
+
+@pytest.mark.full
+def test_float32_fits(tools: None) -> None:
+    """Its products run on ordinary cores, with the same tiles everywhere."""
+    check_fit(compile_all("launch_float32", 80), 80)
+
+
 def test_nothing_is_compiled_again_for_a_batch_of_other_lengths() -> None:
     pytest.importorskip("triton", reason="needs triton: pip install triton")
     assert printed("tests.triton_lengths") == []
+
+
+@pytest.mark.full
+def test_nor_for_a_whole_model() -> None:
+    pytest.importorskip("triton", reason="needs triton: pip install triton")
+    assert printed("tests.triton_lengths", "models") == []

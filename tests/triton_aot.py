@@ -39,7 +39,7 @@ class Launch(NamedTuple):
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Any], ...]
     divisible: tuple[str, ...]
-    """Arguments that are multiples of 16."""
+    """Arguments that are multiples of 16; of a tensor, its address."""
     options: tuple[tuple[str, Any], ...]
 
 
@@ -55,7 +55,8 @@ def taken_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
-            divisible.append(name)
+            if value.data_ptr() % 16 == 0:
+                divisible.append(name)
         elif isinstance(value, float):
             signature[name] = "fp32"
         else:

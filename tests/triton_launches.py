@@ -123,6 +123,12 @@ def launch_all(capability: int) -> None:
             _launch(launches, LENGTHS, dtype, capability)
 
 
+def launch_float32(capability: int) -> None:
+    """All of them in float32."""
+    for launches in (KNOWN, OTHERS):
+        _launch(launches, LENGTHS, torch.float32, capability)
+
+
 def launch_lengths(packed: PackedBatch) -> None:
     """All of them in bfloat16, with the lengths of a batch."""
     for launches in (KNOWN, OTHERS):

@@ -211,13 +211,20 @@ class DeviceBatch:
         return QueryTiles(*self._to_device(_int64(owners), _int64(starts)))
 
     def _to_device(self, *arrays: NDArray[np.generic]) -> list[Tensor]:
-        """The arrays as int64 tensors, in one copy."""
-        flat = np.concatenate([array.astype(np.int64) for array in arrays])
+        """The arrays as int64 tensors, in one copy.
+
+        Each begins at a multiple of 16 bytes: Triton compiles anew for one that does not.
+        """
+        sizes = [len(array) for array in arrays]
+        starts = np.cumsum([0, *(size + size % 2 for size in sizes)]).tolist()
+        flat = np.zeros(starts[-1], np.int64)
+        for array, start in zip(arrays, starts[:-1], strict=True):
+            flat[start : start + len(array)] = array
         tensor = torch.from_numpy(flat)
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()
         tensor = tensor.to(self.device, non_blocking=True)
-        return list(torch.split(tensor, [len(array) for array in arrays]))
+        return [tensor[start : start + size] for start, size in zip(starts[:-1], sizes, strict=True)]
 
 
 def _int64(values: Sequence[int]) -> NDArray[np.int64]:

@@ -104,7 +104,7 @@ def _by_chunks(
     chunks, device = batch.scan_chunks(CHUNK), v.device
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=device)
     w = torch.empty(tokens, heads, key_dim, dtype=v.dtype, device=device)
-    u, entering = torch.empty(2, tokens, heads, value_dim, dtype=v.dtype, device=device)
+    u, entering = (torch.empty(v.shape, dtype=v.dtype, device=device) for _ in range(2))
     starts = torch.empty(chunks.num_chunks, heads, key_dim, value_dim, dtype=v.dtype, device=device)
     shape = {
         "HEADS": heads,

@@ -109,7 +109,7 @@ def _by_chunks(
     (tokens, heads, head_dim), (_, groups, d_state) = x.shape, B.shape
     chunks, device = batch.scan_chunks(CHUNK), x.device
     size, group = head_dim * d_state, heads // groups
-    steps, decays = torch.empty(2, heads, tokens, dtype=torch.float32, device=device)
+    steps, decays = (torch.empty(heads, tokens, dtype=torch.float32, device=device) for _ in range(2))
     heads_tile = min(8, triton.next_power_of_2(heads))
     launch(
         mamba2_steps,

@@ -127,5 +127,6 @@ class TritonRowOps(ReferenceOps):
 
 def _flat(x: Tensor) -> Tensor:
     """x as rows [any, last dimension], each contiguous; a copy where they have no common stride."""
-    rows = x.reshape(-1, x.shape[-1] if x.dim() else 1)
+    # A reshape would give a single row another stride, and Triton another kernel to compile.
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1] if x.dim() else 1)
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
