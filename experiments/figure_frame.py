@@ -1,5 +1,7 @@
 """What figures of several panels have in common: their size, frame and legend."""
 
+import math
+
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,8 +32,8 @@ def legend_below(figure: Figure) -> None:
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(str(label), handle)
-    width = max(1, int(figure.get_figwidth() / 1.9))  # inches an entry takes
+    rows = math.ceil(len(named) / max(1, int(figure.get_figwidth() / 1.9)))  # inches an entry takes
     figure.legend(
         list(named.values()), list(named), loc="outside lower center", frameon=False, fontsize=9,
-        handlelength=3.5, ncols=min(len(named), width),
+        handlelength=3.5, ncols=math.ceil(len(named) / max(rows, 1)),  # none stands alone in the last row
     )  # fmt: skip

@@ -56,6 +56,7 @@ COLUMNS = {
     "neither": Column("reuse_rate", {"remember": False, "revive": False}),
     "no ahead": Column("reuse_rate", {"look_ahead": False}),
     "no pooling": Column("reuse_rate", {"pooled": False}),
+    "no follow": Column("reuse_rate", {"follow_ups": False}),
     "published": Column("marconi_published", {"alpha": 1.0}),
     "pub. tuned": Column("marconi_tuned", {"once": True, "published": True}),
     "sglang": Column("state_lru", admission="grid", cache=SPLIT),
@@ -67,7 +68,8 @@ COLUMNS = {
     "clairvoyant": Column("clairvoyant"),
 }
 """By the head of a column. ``rev.``: revival under a policy that does not ask for it. ``no``: without a part
-of `reuse_rate`: revival, memory of what went, both, the look ahead, groups that lean on wider ones. Other
+of `reuse_rate`: revival, memory of what went, both, the look ahead, groups that lean on wider ones, ends of
+follow-ups as a group. Other
 engines' rules are those of conf/baseline/; `clairvoyant` is measured against nothing."""
 JUDGED = "reuse_rate"
 ENGINES = ("published", "pub. tuned", "sglang", "sglang .9", "vllm", "vllm last")
@@ -79,6 +81,6 @@ BASELINES = ("lru", "tuned", *ENGINES, JUDGED, "clairvoyant")
 """The default policy, and other engines' rules."""
 PARTS = (
     *("lru", "lru, rev.", "hit_density", "h.d., rev.", JUDGED),
-    *("no revival", "no memory", "neither", "no ahead", "no pooling"),
+    *("no revival", "no memory", "neither", "no ahead", "no pooling", "no follow"),
 )
 """The default policy, what each of its parts gives, and what revival alone gives to others."""

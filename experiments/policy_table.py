@@ -8,7 +8,7 @@ its lead. ``--pace`` stretches the time between arrivals, ``--burst`` lets sessi
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
@@ -28,7 +28,8 @@ from hybridcache.prefix_cache import PrefixCache
 from hybridcache.spec import ModelSpec
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-WORKLOADS = ("chat", "agent", "few_shot", "rag", "tree_search", "scan")
+MIXED = "mixed"
+WORKLOADS = ("chat", "agent", "few_shot", "rag", "tree_search", "scan", MIXED)
 RECORDED: dict[str, tuple[tuple[float, ...], dict[str, Any]]] = {
     "agent_100.npz": ((20.0, 40.0, 80.0), {"kind": "npz"}),
     "tools_airline.npz": ((2.0, 4.0, 8.0), {"kind": "npz"}),
@@ -64,8 +65,32 @@ def requests_of(cell: Cell, seed: int, num_requests: int) -> list[TraceRequest]:
     path = Path(cell.workload)
     if path.name in RECORDED:
         return list(open_trace(path=cell.workload, **RECORDED[path.name][1]))
-    trace = open_trace(cell.workload, requests=num_requests, seed=seed, sessions_per_burst=cell.burst)
+    if cell.workload == MIXED:
+        trace: Iterable[TraceRequest] = mixed_requests(num_requests, seed, cell.burst)
+    else:
+        trace = open_trace(cell.workload, requests=num_requests, seed=seed, sessions_per_burst=cell.burst)
     return [request._replace(arrival=request.arrival * cell.pace) for request in trace]
+
+
+def mixed_requests(num_requests: int, seed: int, burst: float) -> list[TraceRequest]:
+    """Single questions on many documents, all alike; after a quarter of them long, slow chats beside them."""
+    num_chat = num_requests * 2 // 5
+    questions = list(
+        open_trace(
+            "scan", requests=num_requests - num_chat, seed=seed, sessions_per_burst=burst,
+            sessions_per_second=0.2, documents=200, popularity_exponent=0.0, scan_fraction=0.0,
+        )
+    )  # fmt: skip
+    start = questions[len(questions) // 4].arrival
+    chats = open_trace(
+        "chat", requests=num_chat, seed=seed + 1, sessions_per_burst=burst,
+        sessions_per_second=0.01, think_seconds=120.0, turns=30.0,
+    )  # fmt: skip
+    shifted = (
+        request._replace(arrival=request.arrival + start, session=request.session + len(questions))
+        for request in chats
+    )
+    return sorted([*questions, *shifted], key=lambda request: request.arrival)
 
 
 def hit_rates(cell: Cell, seed: int, model: str, num_requests: int, heads: Sequence[str] = USUAL) -> Rates:

@@ -16,6 +16,7 @@ from hybridcache.policies.columns import KIND_NAMES
 KIND_LOOKS = {
     "final": ("#0072B2", "//", "o"), "branch": ("#E69F00", "..", "s"), "prompt_end": ("#009E73", "\\\\", "^"),
     "interval": ("#CC79A7", "xx", "D"), "message_end": ("#D55E00", "++", "v"),
+    "follow_up": ("#56B4E9", "--", "P"),
 }  # fmt: skip
 """Colour, hatching and marker of checkpoints by kind, so that colour alone tells nothing apart."""
 

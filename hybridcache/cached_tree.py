@@ -6,7 +6,7 @@ from hybridcache.evictor import Evictor
 from hybridcache.ghost import Ghost
 from hybridcache.node import FOREVER, Node, Root
 from hybridcache.node_table import INNER, LEAF, NOT_EVICTABLE, NodeTable
-from hybridcache.policies.columns import FINAL, PROMPT_END
+from hybridcache.policies.columns import PROMPT_END, REQUEST_ENDS
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import BlockPool, Ids, MemoryBudget, SlotPool
 from hybridcache.spec import ModelSpec
@@ -305,7 +305,7 @@ class CachedTree:
         if not table.used[row]:
             table.used[row] = True
             self.stats.checkpoints_used += 1
-        if table.kind[row] == FINAL:
+        if table.kind[row] in REQUEST_ENDS:
             self._supersede(node)
 
     def _touch(self, node: Node, now: float) -> None:

@@ -60,8 +60,8 @@ class Lease:
 
     __slots__ = (
         "id", "root", "prompt", "generated", "num_prompt", "hit", "matched", "lost", "ttl_seconds",
-        "slot", "node", "source", "blocks", "num_computed", "planned", "kinds", "revived", "staged", "emits",
-        "awaited", "interval_nodes", "state_copy", "block_copy", "kv_start", "ended",
+        "slot", "node", "source", "blocks", "num_computed", "planned", "kinds", "revived", "follows_up",
+        "staged", "emits", "awaited", "interval_nodes", "state_copy", "block_copy", "kv_start", "ended",
     )  # fmt: skip
 
     def __init__(self, lease_id: int, root: Root, prompt: bytes, node: Node) -> None:
@@ -95,6 +95,8 @@ class Lease:
         """Kind of each planned position."""
         self.revived: dict[int, int] = {}
         """Hits of the planned positions that had a checkpoint before, which went."""
+        self.follows_up = False
+        """Whether the request goes on from another one's end, there or remembered."""
         self.staged: tuple[int, int] | None = None
         """Position and slot of a checkpoint that is being copied."""
         self.emits: list[StateEmit] = []

@@ -5,6 +5,7 @@ import numpy as np
 from hybridcache.cached_tree import CachedTree
 from hybridcache.lease import BlockCopy, Lease, StateCopy
 from hybridcache.node import NO_IDS, Match, Root
+from hybridcache.policies.columns import REQUEST_ENDS
 from hybridcache.reclaimer import Reclaimer
 
 
@@ -100,11 +101,12 @@ class LeaseBook:
         return True
 
     def touch(self, lease: Lease, now: float) -> None:
-        """Reading renews the expiry of the path, and of the checkpoint resumed at."""
+        """Reading renews the expiry of the path, and of the checkpoint resumed at; notes what that is."""
         store, expires_at = self.store, now + lease.ttl_seconds
         store.live_until(lease.node, expires_at)
         source = lease.source
         if source is not None:
+            lease.follows_up |= int(store.table.kind[source.row]) in REQUEST_ENDS
             store.hit(source, now)
             if source.slot is not None and source.slot_expires_at < expires_at:
                 store.renew_slot(source, expires_at)

@@ -13,7 +13,7 @@ from hybridcache.namespace import Namespace
 from hybridcache.node import FOREVER
 from hybridcache.pending import ask_to_wait, longest_pending
 from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
-from hybridcache.policies.columns import FINAL
+from hybridcache.policies.columns import FINAL, FOLLOW_UP
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import Ids, MemoryBudget
 from hybridcache.reclaimer import held_by
@@ -322,7 +322,8 @@ class PrefixCache:
             self._book.insert(lease, end, now)
             if lease.slot is not None and self.admission.final and lease.hit < end == lease.num_computed:
                 node = self.store.node_at(lease.node, end)
-                self.store.attach(node, lease.slot, FINAL, now, now + lease.ttl_seconds)
+                kind = FOLLOW_UP if lease.follows_up else FINAL
+                self.store.attach(node, lease.slot, kind, now, now + lease.ttl_seconds)
                 lease.slot = None
         self._end(lease, now)
 

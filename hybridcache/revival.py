@@ -5,7 +5,7 @@ from bisect import bisect_left, insort
 from hybridcache.cached_tree import CachedTree
 from hybridcache.ghost import Passed
 from hybridcache.lease import Lease
-from hybridcache.policies.columns import BRANCH, FINAL, MESSAGE_END, Facts
+from hybridcache.policies.columns import BRANCH, MESSAGE_END, REQUEST_ENDS, Facts
 
 
 def revive(
@@ -18,6 +18,7 @@ def revive(
     deepest, had it been kept; and at each other one that was a path's end, had only that one been kept.
     ``price`` (tokens) is what a checkpoint's bytes cost elsewhere: one whose loss costs the next prompt fewer
     tokens stays away, as it would not pay even if it were used at once.
+    A request that passes another one's end last follows it up, as one that resumes there does.
     Modifies the lease's plan and the facts that are remembered.
     """
     for position, digest in passed:
@@ -27,6 +28,8 @@ def revive(
             continue
         facts = store.ghost.gone.facts(row)
         hits = facts.hits
+        if position == passed[-1].position and facts.kind in REQUEST_ENDS:
+            lease.follows_up = True
         if first and (position == passed[-1].position or not facts.children):
             store.evictor.returned(facts, now)
             store.ghost.gone.returned(row, now)
@@ -37,7 +40,7 @@ def revive(
             lease.revived[position] = hits
         elif position - _checkpoint_before(lease, position) >= price:
             lease.revived[position] = hits
-            lease.kinds[position] = BRANCH if facts.kind == FINAL else facts.kind
+            lease.kinds[position] = BRANCH if facts.kind in REQUEST_ENDS else facts.kind
             insort(lease.planned, position)
 
 
@@ -53,4 +56,4 @@ def _was_shared(facts: Facts) -> bool:
     A request's end that was resumed at once is what a session leaves behind with each turn; and the end of a
     message has a checkpoint before it is one.
     """
-    return facts.hits > 1 or (facts.hits == 1 and facts.kind not in (FINAL, MESSAGE_END))
+    return facts.hits > 1 or (facts.hits == 1 and facts.kind not in (*REQUEST_ENDS, MESSAGE_END))

@@ -12,7 +12,7 @@ class Planned(NamedTuple):
     position: int
     """Tokens from the start of the prompt."""
     kind: int
-    """FINAL, BRANCH, PROMPT_END, INTERVAL or MESSAGE_END of columns.py."""
+    """BRANCH, PROMPT_END, INTERVAL or MESSAGE_END of columns.py."""
 
 
 class PromptFacts(NamedTuple):

@@ -6,11 +6,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-FINAL, BRANCH, PROMPT_END, INTERVAL, MESSAGE_END = range(5)
+FINAL, BRANCH, PROMPT_END, INTERVAL, MESSAGE_END, FOLLOW_UP = range(6)
 """Kinds of position: a request's end, a branch point, the end of a prompt (or of its last user
-turn), a multiple of n tokens, the end of a message within a prompt, kept when it was first seen."""
+turn), a multiple of n tokens, the end of a message within a prompt, kept when it was first seen,
+the end of a request that went on from another one's end."""
 
-KIND_NAMES = ("final", "branch", "prompt_end", "interval", "message_end")
+REQUEST_ENDS = (FINAL, FOLLOW_UP)
+
+KIND_NAMES = ("final", "branch", "prompt_end", "interval", "message_end", "follow_up")
 """By kind, as people and counters are told."""
 NUM_KINDS = len(KIND_NAMES)
 
@@ -33,7 +36,7 @@ class Columns:
     children: NDArray[np.int64]
     """Children of the node now."""
     kind: NDArray[np.int8]
-    """FINAL, BRANCH, PROMPT_END, INTERVAL or MESSAGE_END."""
+    """FINAL, BRANCH, PROMPT_END, INTERVAL, MESSAGE_END or FOLLOW_UP."""
     flops_saved: NDArray[np.float64]
     """FLOPs from the nearest checkpointed ancestor to the node; 0 for KV that no checkpoint covers."""
     bytes_freed: NDArray[np.float64]

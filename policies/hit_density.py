@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridcache.policies.columns import FINAL, NUM_KINDS, Columns, Facts
+from hybridcache.policies.columns import NUM_KINDS, REQUEST_ENDS, Columns, Facts
 from hybridcache.policies.eviction import EvictionPolicy
 
 NUM_BINS = 40
@@ -39,7 +39,8 @@ def class_index(not_final: Counts, hits: Counts, children: Counts) -> Any:
 
 
 # Where the counts of a kind, of hits and of children begin in a flat table of classes and bins.
-_KIND_CELLS = NUM_BINS * class_index((np.arange(NUM_KINDS) != FINAL).astype(np.int64), 0, 0)
+_NOT_FINAL = np.isin(np.arange(NUM_KINDS), REQUEST_ENDS, invert=True).astype(np.int64)
+_KIND_CELLS = NUM_BINS * class_index(_NOT_FINAL, 0, 0)
 _HITS_CELLS = NUM_BINS * class_index(0, np.arange(MAX_HITS + 1), 0)
 _CHILDREN_CELLS = NUM_BINS * class_index(0, 0, np.arange(MAX_CHILDREN + 1))
 
@@ -91,7 +92,8 @@ class HitDensity(EvictionPolicy):
         }
 
     def _count(self, counts: NDArray[np.float64], facts: Facts, now: float) -> None:
-        where = class_index(facts.kind != FINAL, min(facts.hits, MAX_HITS), min(facts.children, MAX_CHILDREN))
+        not_final = facts.kind not in REQUEST_ENDS
+        where = class_index(not_final, min(facts.hits, MAX_HITS), min(facts.children, MAX_CHILDREN))
         counts[where, bisect_left(_INNER_EDGE_LIST, now - facts.accessed)] += 1.0
         self._events += 1
         if self._events % EVENTS_PER_UPDATE == 0:

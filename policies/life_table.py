@@ -26,16 +26,18 @@ class LifeTable:
     table by a small group's experience: Clayton and Kaldor, "Empirical Bayes Estimates of Age-standardized
     Relative Risks", Biometrics 1987); first over all ages, then over ages that are neighbours, then bin by
     bin, so that few counts move the level, and only many the shape. The widest group leans on
-    ``_first_guess``.
+    ``_first_guess``. Groups that are taken to be ``alike`` are corrected over all ages alone.
     """
 
-    def __init__(self, groups: tuple[int, ...], pooled: bool = True) -> None:
+    def __init__(self, groups: tuple[int, ...], pooled: bool = True, alike: int = 0) -> None:
         """``groups``: how many subgroups each group has, level by level, the widest first.
 
         Not ``pooled``: each of the smallest groups leans on the first guess, and on no other group.
+        ``alike``: at so many of the last levels groups differ by a factor, and share one shape over the ages.
         """
         self.groups = groups
         self.pooled = pooled
+        self.alike = alike
         self.hits = np.zeros((int(np.prod(groups)), NUM_BINS))
         """Spells that ended with a use, by group and age."""
         self.exposed = np.zeros_like(self.hits)
@@ -76,7 +78,9 @@ class LifeTable:
         for level in range(0 if self.pooled else depth, depth + 1):
             within = tuple(range(level, depth))
             wider = chance[..., None, :] if level and self.pooled else chance
-            chance = _corrected(wider, hits.sum(axis=within), exposed.sum(axis=within))
+            of_group = hits.sum(axis=within), exposed.sum(axis=within)
+            alike = self.pooled and level > depth - self.alike
+            chance = (_scaled if alike else _corrected)(wider, *of_group)
         return chance.reshape(self.hits.shape)
 
 
@@ -102,10 +106,15 @@ def _corrected(chance: Table, hits: Table, exposed: Table) -> Table:
 
     ``hits``, ``exposed``: [..., groups, bins].
     """
-    expected = exposed * chance
-    chance = _leaning(chance, hits.sum(axis=-1, keepdims=True), expected.sum(axis=-1, keepdims=True))
+    chance = _scaled(chance, hits, exposed)
     chance = _leaning(chance, _with_neighbours(hits), _with_neighbours(exposed * chance))
     return _leaning(chance, hits, exposed * chance)
+
+
+def _scaled(chance: Table, hits: Table, exposed: Table) -> Table:
+    """The wider group's ``chance``, corrected by a group's counts over all ages."""
+    expected = exposed * chance
+    return _leaning(chance, hits.sum(axis=-1, keepdims=True), expected.sum(axis=-1, keepdims=True))
 
 
 def _with_neighbours(counts: Table) -> Table:

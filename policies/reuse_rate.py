@@ -5,7 +5,16 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridcache.policies.columns import BRANCH, FINAL, NUM_KINDS, Census, Columns, Facts
+from hybridcache.policies.columns import (
+    BRANCH,
+    FINAL,
+    FOLLOW_UP,
+    NUM_KINDS,
+    REQUEST_ENDS,
+    Census,
+    Columns,
+    Facts,
+)
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.policies.life_table import INNER_EDGES, NUM_BINS, LifeTable, best_rates, rates_now
 
@@ -13,14 +22,15 @@ MAX_HITS, MAX_CHILDREN = 3, 2
 SIZE_EDGES = np.array([2048, 8192, 32768])
 """Tokens: depths below the first fall in size 0, those from the last on in size 3."""
 NUM_SIZES = len(SIZE_EDGES) + 1
-GROUPS = (2, (MAX_HITS + 1) * (MAX_CHILDREN + 1), NUM_SIZES)
-"""Request ends and others; in these hits x children; in these sizes."""
+GROUPS = (2, (MAX_HITS + 1) * (MAX_CHILDREN + 1), NUM_SIZES, 2)
+"""Request ends and others; in these hits x children; in these sizes; in these others and follow-ups."""
 
 LEARNT_BIN = 14
 """Of the age of 32 s, at which ``learnt`` shows the main groups."""
 MAIN_GROUPS = {
     "request end, 0 hits": (FINAL, 0, 0, 4096),
     "request end, 1 hit": (FINAL, 1, 1, 4096),
+    "follow-up's end, 0 hits": (FOLLOW_UP, 0, 0, 4096),
     "other, 0 hits": (BRANCH, 0, 2, 4096),
     "other, 3 hits": (BRANCH, 3, 2, 4096),
 }
@@ -32,9 +42,12 @@ POSITIONS_PER_EVENT = 100
 FADE = 0.98
 EVENTS_PER_FADE = 200.0
 
-_HITS = np.arange(MAX_HITS + 1) * (MAX_CHILDREN + 1) * NUM_SIZES
-_CHILDREN = np.arange(MAX_CHILDREN + 1) * NUM_SIZES
-_KINDS = (np.arange(NUM_KINDS) != FINAL) * GROUPS[1] * NUM_SIZES
+# Where a kind, hits, children and a size begin in the flat list of groups.
+_ALL_ENDS_ALIKE = np.isin(np.arange(NUM_KINDS), REQUEST_ENDS, invert=True) * GROUPS[1] * GROUPS[2] * GROUPS[3]
+_KINDS = _ALL_ENDS_ALIKE + (np.arange(NUM_KINDS) == FOLLOW_UP)
+_HITS = np.arange(MAX_HITS + 1) * (MAX_CHILDREN + 1) * GROUPS[2] * GROUPS[3]
+_CHILDREN = np.arange(MAX_CHILDREN + 1) * GROUPS[2] * GROUPS[3]
+_SIZES = np.arange(NUM_SIZES) * GROUPS[3]
 
 
 class ReuseRate(EvictionPolicy):
@@ -42,27 +55,34 @@ class ReuseRate(EvictionPolicy):
 
     How soon a position is used again is learnt from all that are known, in the tree or remembered after
     they went, by kind, hits, children, depth and age (``LifeTable``): whether one was evicted has no part in
-    it, so that a class that goes early is still seen to be reused, and comes back. ``best_rates`` turns
-    the chances into the rate. Without experience it is a discount by age.
+    it, so that a class that goes early is still seen to be reused, and comes back. A conversation that has
+    gone on once is told from a single question. ``best_rates`` turns the chances into the rate. Without
+    experience it is a discount by age.
     """
 
     name = "reuse_rate"
 
     def __init__(
-        self, remember: bool = True, revive: bool = True, look_ahead: bool = True, pooled: bool = True
+        self,
+        remember: bool = True,
+        revive: bool = True,
+        look_ahead: bool = True,
+        pooled: bool = True,
+        follow_ups: bool = True,
     ) -> None:
         """Each setting takes a part away, to show what it gives: what is learnt from positions that went; the
         return of shared ones; the best time to keep a position, instead of its chance now; groups that lean
-        on wider ones.
+        on wider ones; the ends of follow-ups as a group of their own.
         """
         self.remembers = remember
         self.revives = revive
         self._rates_of = best_rates if look_ahead else rates_now
         self._pooled = pooled
+        self._kinds = _KINDS if follow_ups else _ALL_ENDS_ALIKE
         self.reset()
 
     def reset(self) -> None:
-        self.table = LifeTable(GROUPS, self._pooled)
+        self.table = LifeTable(GROUPS, self._pooled, alike=1)
         self.rates = self._rates_of(self.table.chances())
         """Uses a second, [groups, bins]."""
         self.wants_census = False
@@ -72,7 +92,7 @@ class ReuseRate(EvictionPolicy):
 
     def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
         """Expected FLOPs saved per byte and second."""
-        cells = groups_of(columns) * NUM_BINS
+        cells = groups_of(columns, self._kinds) * NUM_BINS
         cells += INNER_EDGES.searchsorted(now - columns.accessed)
         scores = self.rates.take(cells)
         scores *= columns.flops_saved
@@ -80,7 +100,7 @@ class ReuseRate(EvictionPolicy):
         return scores
 
     def on_hit(self, facts: Facts, now: float) -> None:
-        group = group_of(facts.kind, facts.hits, facts.children, facts.depth)
+        group = group_of(facts.kind, facts.hits, facts.children, facts.depth, self._kinds)
         self.table.used(group, self._counted_at - facts.accessed, now - facts.accessed)
         self._event()
 
@@ -89,13 +109,13 @@ class ReuseRate(EvictionPolicy):
 
     def on_evict(self, facts: Facts, now: float) -> None:
         if not self.remembers:
-            group = group_of(facts.kind, facts.hits, facts.children, facts.depth)
+            group = group_of(facts.kind, facts.hits, facts.children, facts.depth, self._kinds)
             self.table.left(group, self._counted_at - facts.accessed, now - facts.accessed)
         self._event()
 
     def census(self, positions: Census, now: float) -> None:
         accessed = positions.accessed
-        self.table.lived(groups_of(positions), self._counted_at - accessed, now - accessed)
+        self.table.lived(groups_of(positions, self._kinds), self._counted_at - accessed, now - accessed)
         self.rates = self._rates_of(self.table.chances())
         self.table.fade(FADE ** (self._events / EVENTS_PER_FADE))
         self._counted_at, self._events, self.wants_census = now, 0, False
@@ -112,16 +132,16 @@ class ReuseRate(EvictionPolicy):
         self.wants_census = self._events >= self._events_per_census
 
 
-def groups_of(positions: Columns | Census) -> NDArray[np.int64]:
-    """The group [n] of each position."""
-    groups: NDArray[np.int64] = SIZE_EDGES.searchsorted(positions.depth, side="right")
-    groups += _KINDS.take(positions.kind)
+def groups_of(positions: Columns | Census, kinds: NDArray[np.int64] = _KINDS) -> NDArray[np.int64]:
+    """The group [n] of each position; ``kinds`` [NUM_KINDS]: where each kind begins."""
+    groups: NDArray[np.int64] = _SIZES.take(SIZE_EDGES.searchsorted(positions.depth, side="right"))
+    groups += kinds.take(positions.kind)
     groups += _HITS.take(positions.hits, mode="clip")
     groups += _CHILDREN.take(positions.children, mode="clip")
     return groups
 
 
-def group_of(kind: int, hits: int, children: int, depth: int) -> int:
+def group_of(kind: int, hits: int, children: int, depth: int, kinds: NDArray[np.int64] = _KINDS) -> int:
     """The group of one position; ``depth`` in tokens."""
-    size = int(SIZE_EDGES.searchsorted(depth, side="right"))
-    return int(_KINDS[kind] + _HITS[min(hits, MAX_HITS)] + _CHILDREN[min(children, MAX_CHILDREN)]) + size
+    size = _SIZES[SIZE_EDGES.searchsorted(depth, side="right")]
+    return int(kinds[kind] + _HITS[min(hits, MAX_HITS)] + _CHILDREN[min(children, MAX_CHILDREN)] + size)

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from hybridcache.policies.columns import BRANCH, FINAL, Census, Columns, Facts
+from hybridcache.policies.columns import (
+    BRANCH,
+    FINAL,
+    FOLLOW_UP,
+    NUM_KINDS,
+    REQUEST_ENDS,
+    Census,
+    Columns,
+    Facts,
+)
 from hybridcache.policies.life_table import (
     BIN_EDGES,
     MOST_CERTAIN,
@@ -187,6 +196,35 @@ def test_the_best_rate_is_no_less_than_any_rate() -> None:
         assert rates[group, first] == pytest.approx(best)
 
 
+def test_groups_that_are_alike_share_one_shape() -> None:
+    """Two groups of one, of which the first is used at one age, and the second never."""
+    apart, alike = LifeTable((1, 2)), LifeTable((1, 2), alike=1)
+    for table in (apart, alike):
+        for _ in range(100):
+            table.used(0, -1.0, 8.0)
+            table.left(0, -1.0, 20.0)
+            table.left(1, -1.0, 20.0)
+    first, second = alike.chances()
+    free = first < MOST_CERTAIN
+    assert free.sum() >= 20
+    assert first[free] == pytest.approx(first[0] / second[0] * second[free]), "a factor at all ages"
+    assert first[0] > 1.5 * second[0]
+    first, second = apart.chances()
+    assert (first / second).max() > 2 * (first / second).min()
+
+
+@pytest.mark.parametrize("follow_ups", [True, False])
+def test_a_conversation_that_has_gone_on_is_told_from_a_single_question(follow_ups: bool) -> None:
+    """Ends of follow-ups are used after 8 s, ends of first questions never; all else is alike."""
+    policy = ReuseRate(follow_ups=follow_ups)
+    for _ in range(EVENTS_PER_CENSUS):
+        policy.on_hit(facts(NOW - 8.0, kind=FOLLOW_UP), NOW)
+    policy.census(census(*[(NOW - 500.0, 0, 0, FINAL, 10)] * 100), NOW)
+    follow_up, first = policy.score(columns((NOW - 4.0, FOLLOW_UP), (NOW - 4.0, FINAL)), NOW)
+    assert (follow_up > 5 * first > 0) == follow_ups
+    assert (follow_up == first) != follow_ups
+
+
 def test_the_rate_now_does_not_look_ahead() -> None:
     chances = np.full((1, NUM_BINS), 0.5)
     chances[0, 8] = 0.9
@@ -203,7 +241,12 @@ def test_groups() -> None:
         for depth in (1, 2048, 8192, 32768)
     ]
     groups = groups_of(census(*each)).tolist()
-    assert groups == list(range(np.prod(GROUPS)))
+    assert groups == list(range(0, int(np.prod(GROUPS)), 2))
+    follow_ups = [(*facts[:3], FOLLOW_UP, facts[4]) for facts in each if facts[3] == FINAL]
+    assert groups_of(census(*follow_ups)).tolist() == [group + 1 for group in groups[: len(follow_ups)]]
+    assert {group_of(kind, 1, 1, 1) for kind in range(NUM_KINDS) if kind not in REQUEST_ENDS} == {
+        group_of(BRANCH, 1, 1, 1)
+    }
     assert groups == [group_of(kind, hits, children, depth) for _, hits, children, kind, depth in each]
     assert group_of(FINAL, 99, 99, 10**6) == groups_of(census((NOW, 99, 99, FINAL, 10**6)))[0]
     assert group_of(FINAL, 0, 0, 2047) == group_of(FINAL, 0, 0, 1)

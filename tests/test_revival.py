@@ -12,7 +12,7 @@ from hybridcache.lease import Lease
 from hybridcache.namespace import Namespace
 from hybridcache.node_table import NodeTable
 from hybridcache.policies.build import build_admission, build_eviction
-from hybridcache.policies.columns import BRANCH, FINAL, Census, Facts
+from hybridcache.policies.columns import BRANCH, FINAL, FOLLOW_UP, Census, Facts
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.policies.lru import Lru
 from hybridcache.prefix_cache import PrefixCache
@@ -186,6 +186,32 @@ def test_a_turn_of_a_chat_is_not_a_shared_position(told: Told) -> None:
     clock.serve([*SHARED, 1, 2])
     clock.evict_all()
     assert clock.start([*SHARED, 1, 2, 3]).planned == [], "resumed once, by the next turn"
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_turn_that_goes_on_is_a_follow_up_whether_or_not_the_last_one_is_there(
+    told: Told, gone: bool
+) -> None:
+    clock = Clock(told)
+    kinds = []
+    for prompt in (SHARED, [*SHARED, 1, 2], [*SHARED, 1, 2, 3], [*SHARED, 8]):
+        clock.serve(prompt)
+        table = clock.cache.store.table
+        (row,) = (r for r in range(table.size) if table.resumable[r] and table.depth[r] == len(prompt))
+        kinds.append(int(table.kind[row]))
+        if gone:
+            clock.evict_all()
+    assert kinds == [FINAL, FOLLOW_UP, FOLLOW_UP, FOLLOW_UP]
+    clock.serve([9, 9, 9])
+    assert table.kind[[r for r in range(table.size) if table.depth[r] == 3]].tolist() == [FINAL]
+
+
+def test_who_leaves_a_path_does_not_follow_up(told: Told) -> None:
+    clock = served(told, 1)
+    lease = clock.start([*SHARED, 50, 51])
+    assert not lease.follows_up, "it shares a prefix, and goes on from no request's end"
+    clock.cache.drop(lease, clock.now)
+    assert clock.start([*SHARED, 0, 7, 8]).follows_up
 
 
 def test_a_preempted_request_plans_again_and_tells_nothing_twice(told: Told) -> None:
