@@ -113,9 +113,10 @@ def test_the_picture_shows_what_was_held(values: Callable[..., Values], tmp_path
     assert len(figure.axes) == 6
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["KV", "final checkpoints", "branch checkpoints", "prompt_end checkpoints", "budget"]
+    kinds = ("final", "branch", "prompt_end", "follow_up")
+    assert names == ["KV", *(f"{kind} checkpoints" for kind in kinds), "budget"]
     hatches = [area.get_hatch() for area in figure.axes[0].collections]
-    assert len(set(hatches)) == len(hatches) == 4
+    assert len(set(hatches)) == len(hatches) == 5
     corners = [np.asarray(area.get_paths()[0].vertices) for area in figure.axes[0].collections]
     top = max(float(points[:, 1].max()) for points in corners)
     held = samples["kv_bytes"] + sum(samples[f"{kind}_bytes"] for kind in KIND_NAMES)
