@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridcache.kernels.dispatch import build_ops
+from hybridcache.kernels.dispatch import AnyLinearMethod, build_ops
 from hybridcache.kernels.ops import Ops
+from hybridcache.kernels.packed import PackedBatch
 from hybridcache.kernels.reference import ReferenceOps
 from tests.kernel_cases import Case, Piece, attention, conv, full_cases, gated_delta, mamba1, mamba2
 
@@ -108,3 +109,23 @@ def test_token_by_token(index: int) -> None:
 def test_against_the_twin_at_awkward_sizes(index: int, dtype: torch.dtype) -> None:
     tolerance = TOLERANCE if dtype == torch.float32 else 6 * torch.finfo(dtype).eps
     check(build_ops("triton"), full_cases(70)[index], dtype, tolerance)
+
+
+@pytest.mark.parametrize("linear", ["auto", "invariant"])
+@pytest.mark.parametrize("index", range(0, len(quick_cases(1)), 2), ids=names(quick_cases)[::2])
+def test_batches_without_tokens(index: int, linear: AnyLinearMethod) -> None:
+    """No sequence; and one without tokens, which starts from zero or keeps the state that it has."""
+    ops, case = build_ops("triton", linear=linear), quick_cases(6)[index]
+    states = case.storage(3)
+    empty = PackedBatch.build([], slots=[], block_tables=[])
+    out = case.apply(ops, [x[:0] for x in case.inputs], case.fixed, states, empty)
+    assert out.shape[0] == 0 and all(state.isnan().all() for state in states)
+    for state in states:
+        state[1] = 0.5
+    out = case.run(ops, states, (Piece(0, 0, 0), Piece(5, 5, 1)))
+    assert out.shape[0] == 0
+    for state in states:
+        if case.kv:
+            assert state[[0, 2]].isnan().all()
+        else:
+            assert not state[0].any() and (state[1] == 0.5).all() and state[2].isnan().all()
