@@ -67,7 +67,7 @@ class GatedDeltaPlan:
         return GatedDeltaMixer(
             self,
             in_proj=weights.linear("in_proj_qkvz", "in_proj_ba", rows=self.row_order()),
-            conv_weight=weights.tensor("conv1d.weight").squeeze(1),
+            conv_weight=weights.tensor("conv1d.weight").squeeze(1).float(),
             dt_bias=weights.tensor("dt_bias", torch.float32),
             A=-torch.exp(weights.tensor("A_log", torch.float32)),
             norm=weights.tensor("norm.weight"),

@@ -70,13 +70,13 @@ class Mamba1Plan:
         return (self.kind.dt_rank, self.kind.d_state, self.kind.d_state)
 
     def build(self, weights: Weights) -> Layer:
-        """The scan's vectors are kept in float32."""
+        """The scan's vectors and the convolution are kept in float32, which kernels take them in."""
         weighted = self.inner_norm is InnerNorm.WEIGHTED
         return Mamba1Mixer(
             self,
             in_proj=weights.linear("in_proj", bias=self.proj_bias),
-            conv_weight=weights.tensor("conv1d.weight").squeeze(1),
-            conv_bias=weights.tensor("conv1d.bias") if self.conv_bias else None,
+            conv_weight=weights.tensor("conv1d.weight").squeeze(1).float(),
+            conv_bias=weights.tensor("conv1d.bias").float() if self.conv_bias else None,
             x_proj=weights.linear("x_proj"),
             dt_proj=weights.linear("dt_proj"),
             dt_bias=weights.tensor("dt_proj.bias", torch.float32),

@@ -64,13 +64,13 @@ class Mamba2Plan:
         return (kind.d_inner, kind.d_inner, group_width, group_width, kind.nheads)
 
     def build(self, weights: Weights) -> Layer:
-        """The scan's vectors are kept in float32."""
+        """The scan's vectors and the convolution are kept in float32, which kernels take them in."""
         return Mamba2Mixer(
             self,
             in_proj=weights.linear("in_proj", bias=self.in_bias),
             factors=_spread(self.factors, self.columns, weights),
-            conv_weight=weights.tensor("conv1d.weight").squeeze(1),
-            conv_bias=weights.tensor("conv1d.bias") if self.conv_bias else None,
+            conv_weight=weights.tensor("conv1d.weight").squeeze(1).float(),
+            conv_bias=weights.tensor("conv1d.bias").float() if self.conv_bias else None,
             dt_bias=weights.tensor("dt_bias", torch.float32),
             A=-torch.exp(weights.tensor("A_log", torch.float32)),
             D=weights.tensor("D", torch.float32),
