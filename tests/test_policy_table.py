@@ -1,5 +1,6 @@
 """The table of policies over workloads."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ def test_pace_bursts_and_seeds() -> None:
     )
     assert slow == [300.0 * arrival for arrival in usual]
     assert bursts != usual != other and len(bursts) == 50
+
+
+def test_a_mixed_load_is_questions_and_then_chats_beside_them() -> None:
+    cell = CELL._replace(workload="mixed", pace=1.0)
+    requests = requests_of(cell, 0, 100)
+    arrivals = [request.arrival for request in requests]
+    assert len(requests) == 100 and arrivals == sorted(arrivals)
+    turns = Counter(request.session for request in requests)
+    chats = {session for session, count in turns.items() if count > 1}
+    assert sum(turns[session] == 1 for session in turns) >= 60 and chats
+    first = next(place for place, request in enumerate(requests) if request.session in chats)
+    assert first >= 15 and requests[-1].arrival > requests[first].arrival
+    assert arrivals == [request.arrival for request in requests_of(cell, 0, 100)]
+    assert arrivals != [request.arrival for request in requests_of(cell, 1, 100)]
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
