@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 
 from hybridcache.experiments.capacity_curve import estimate_curve
 from hybridcache.experiments.describe import as_text, describe
+from hybridcache.experiments.policy_style import policy_styles
 from hybridcache.experiments.session_sample import sample_sessions
 from hybridcache.experiments.trace_command import model_of
 from hybridcache.experiments.traces.open import open_trace
@@ -37,7 +38,7 @@ print(as_text(describe(trace, spec, admission)))
 
 
 # %%
-def make_cache(budget_bytes: float, eviction: str = "hit_density") -> WatchedCache:
+def make_cache(budget_bytes: float, eviction: str = "reuse_rate") -> WatchedCache:
     """A cache of so many bytes."""
     return WatchedCache(
         spec,
@@ -51,17 +52,19 @@ sample = sample_sessions(trace)
 budgets = [gb * 1e9 for gb in (2, 4, 8, 16, 32)]
 curves = {
     name: estimate_curve(sample, spec, partial(make_cache, eviction=name), budgets)
-    for name in ("lru", "hit_density")
+    for name in ("lru", "reuse_rate")
 }
 
 # %%
 figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-for name, curve in curves.items():
-    rates = [100 * rate for rate in curve.rates]
-    axes.plot([budget / 1e9 for budget in curve.budgets], rates, marker="o", label=name)
+for name, style in policy_styles(list(curves)).items():
+    rates = [100 * rate for rate in curves[name].rates]
+    gigabytes = [budget / 1e9 for budget in curves[name].budgets]
+    axes.plot(gigabytes, rates, color=style.color, marker=style.marker, linestyle=style.line, label=name)
 axes.axhline(100 * curves["lru"].bound, color="grey", linestyle="--", label="infinite cache")
 axes.set_xscale("log", base=2)
-axes.set_xlabel("budget (GB)")
+axes.set_xticks(gigabytes, [f"{budget:g}" for budget in gigabytes])
+axes.set_xlabel("budget (GB, log scale)")
 axes.set_ylabel("token hit rate (%)")
 axes.legend(frameon=False)
 plt.show()
