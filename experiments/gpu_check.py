@@ -43,12 +43,12 @@ SECTIONS: Mapping[str, Callable[[Bench], None]] = MappingProxyType(
         "ceilings": ceilings,
         "numerics": numerics,
         "exactness": exactness,
-        "cuda": cuda,
         "prefill": prefill,
         "decode": decode,
         "copies": copies,
         "linear": linear,
         "model": model,
+        "cuda": cuda,
     }
 )
 SECTION_LIMIT_S = 100
