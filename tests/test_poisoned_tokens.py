@@ -95,3 +95,20 @@ def test_earlier_tokens_and_other_sequences(backend: str, index: int, bad: float
         if not case.kv:
             for state, unharmed in zip(kept, states, strict=True):
                 assert same(state[1:], unharmed[1:]), (operand, "other states, and those stored before")
+
+
+ACTIVATIONS = ("silu", "sigmoid", "softplus", "gelu", "gelu_tanh", "relu2", "softmax")
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
+def test_activations_keep_what_is_no_number(backend: str, name: str) -> None:
+    """A layer that made 0 of it would answer as if nothing had happened."""
+    apply = getattr(BACKENDS[backend](), name)
+    x = torch.linspace(-3, 30, 3 * 70).view(3, 70)
+    clean = apply(x)
+    x[1, 33] = torch.nan
+    out = apply(x)
+    bad = torch.zeros_like(x, dtype=torch.bool)
+    bad[1, slice(None) if name == "softmax" else 33] = True
+    assert torch.equal(out.isnan(), bad) and same(out[~bad], clean[~bad])

@@ -67,7 +67,7 @@ def activate_rows(
         y = softplus(y)
     else:
         tl.static_assert(KIND == "relu2")
-        y = tl.maximum(y, 0.0)
+        y = tl.where(y < 0.0, 0.0, y)  # NaN stays NaN, of which a maximum would make 0
         y = y * y
     if HAS_FACTOR:
         y = y * tl.load(factor + row * factor_row + columns, mask=mask, other=0.0).to(tl.float32)
