@@ -189,6 +189,9 @@ def test_what_cannot_be(checkpoint: Callable[[str], Path], monkeypatch: pytest.M
             build_ops(device="cuda")
     with pytest.raises(ValueError, match="use auto, torch, invariant"):
         build_ops("triton", linear="onednn")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(ValueError, match=r"capability 7\.5; the kernels need 8\.0: use .* backend=reference"):
+        triton_ops.TritonOps(torch.device("cuda", 0))
     monkeypatch.setattr("hybridcache.kernels.triton.ops.interpreted", lambda: False)
     with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
         build_ops("triton")

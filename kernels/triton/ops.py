@@ -25,6 +25,10 @@ GpuLinearMethod = Literal["auto", "torch", "invariant"]
 """`torch` (auto): cuBLAS, which chooses by the number of rows. `invariant`: our own product with one tile."""
 
 
+OLDEST = 8
+"""Compute capability from which on there are the products and copies that the kernels are made of."""
+
+
 def interpreted() -> bool:
     """Whether Triton was told to interpret kernels (TRITON_INTERPRET=1) when they were imported."""
     return not isinstance(store_kv_rows, JITFunction)
@@ -36,7 +40,8 @@ class TritonOps(TritonRowOps):
     With `linear="invariant"` every operation has one order of summation: products of one tile shape, scans
     token by token, attention in the tiles of prefill for single tokens too. A row then has the same bits
     wherever its sequence was cut and whatever else the batch holds (`numerics` is "exact"), and all of it is
-    slower. Otherwise see docs/numerics.md. Raises ValueError for another method of linears.
+    slower. Otherwise see docs/numerics.md. Raises ValueError for another method of linears, and for a GPU
+    that is too old.
     """
 
     name = "triton"
@@ -53,6 +58,11 @@ class TritonOps(TritonRowOps):
         if device.type == "cuda":
             major, minor = torch.cuda.get_device_capability(device)
             self.capability = 10 * major + minor
+            if major < OLDEST:
+                raise ValueError(
+                    f"{device} has compute capability {major}.{minor}; the kernels need {OLDEST}.0: use "
+                    "another device, or backend=reference, which is slow"
+                )
         self._last: DeviceBatch | None = None
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
