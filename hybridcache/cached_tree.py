@@ -131,7 +131,7 @@ class CachedTree:
 
         A path without children goes when nothing can match it any more, when it holds no bytes, or,
         in a ``cascade`` of evictions, when no checkpoint covers it. An only child absorbs the edge
-        above it.
+        above it. A namespace without anything left goes too: tenants come and go.
         """
         while node.parent is not None and not node.pins and node.slot is None:
             if node.children:
@@ -145,6 +145,8 @@ class CachedTree:
                 break
             node = self.remove(node)
         self.changed(node)
+        if isinstance(node, Root):
+            self.tree.forget_if_empty(node)
 
     def join(self, node: Node) -> Node:
         """The only child of ``node``, after it absorbed ``node``; its expiry holds for both."""

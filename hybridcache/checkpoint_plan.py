@@ -3,6 +3,7 @@
 import logging
 from bisect import insort
 from collections.abc import Sequence
+from operator import index
 
 from hybridcache.cached_tree import CachedTree
 from hybridcache.lease import Lease
@@ -35,13 +36,13 @@ def make_plan(
 def _asked(
     lease: Lease, prompt: PromptFacts, admission: AdmissionPolicy, store: CachedTree, first: bool
 ) -> Sequence[Planned]:
-    """The policy's plan. Raises ValueError when it cannot be."""
-    positions = admission.candidates(prompt)
+    """The policy's plan. Raises ValueError when it cannot be, TypeError for what is no whole number."""
+    positions = list(admission.candidates(prompt))
     if positions:
         prompt = prompt._replace(keys=_keys(lease, positions, store))
     if first:
         admission.learn(prompt)
-    planned = admission.plan(prompt)
+    planned = [Planned(index(position), index(kind)) for position, kind in admission.plan(prompt)]
     for position, kind in planned:
         if not lease.hit < position <= lease.num_prompt or not 0 <= kind < NUM_KINDS:
             raise ValueError(
@@ -82,14 +83,14 @@ def end_planned(lease: Lease, position: int, admission: AdmissionPolicy, store: 
 def _plan_generated(lease: Lease, admission: AdmissionPolicy, store: CachedTree, after: int) -> None:
     try:
         position = admission.next_generated(after, store.blocks.block_size)
-        if position is not None and position <= after:
+        if position is not None and index(position) <= after:
             raise ValueError(f"it names {position} as the next position beyond {after}")
     except Exception:
         _failed(admission, store)
         return
     if position is not None:
-        lease.kinds[position] = INTERVAL
-        lease.planned.append(position)
+        lease.kinds[index(position)] = INTERVAL
+        lease.planned.append(index(position))
 
 
 def _failed(admission: AdmissionPolicy, store: CachedTree) -> None:

@@ -22,6 +22,8 @@ class CheckpointTaker:
         self.book = book
         self.store = book.store
         self.admission = admission
+        if not isinstance(getattr(admission, "name", None), str):
+            raise ValueError(f"admission policy {type(admission).__name__} has no name: give its class one")
 
     def plan(self, lease: Lease, prompt: PromptFacts, remembered: Remembered, first: bool) -> None:
         """Plan the checkpoints of a new lease; with ``first`` the policy learns from its prompt."""

@@ -37,8 +37,12 @@ class Evictor:
         self.num_policy_errors = 0
         self._gone = GoneTable() if gone is None else gone
         self._queue: deque[tuple[Node, int]] = deque()
+        if not isinstance(getattr(policy, "name", None), str):
+            raise ValueError(f"eviction policy {type(policy).__name__} has no name: give its class one")
         try:
-            scores = np.asarray(policy.score(Columns.blank(3), 0.0))
+            columns = Columns.blank(3)
+            columns.freeze()
+            scores = np.asarray(policy.score(columns, 0.0))
             if scores.shape != (3,) or not np.isfinite(scores).all():
                 raise ValueError(f"its scores are {scores}")
         except Exception as error:

@@ -103,7 +103,7 @@ class NodeTable:
         node.version += 1
 
     def columns(self, rows: NDArray[np.int64] | None = None) -> Columns:
-        """Views of the rows [0, size), or copies of the rows asked for."""
+        """Views of the rows [0, size), or copies of the rows asked for; nobody can write to either."""
         if rows is None:
             if self._views is None or len(self._views.accessed) != self.size:
                 self._views = self._columns(slice(self.size))
@@ -111,11 +111,13 @@ class NodeTable:
         return self._columns(rows)
 
     def _columns(self, rows: NDArray[np.int64] | slice) -> Columns:
-        return Columns(
+        columns = Columns(
             self.accessed[rows], self.path_accessed[rows], self.hits[rows], self.children[rows],
             self.kind[rows], self.flops_saved[rows], self.bytes_freed[rows], self.prefix_bytes[rows],
             self.depth[rows], self.clock[rows],
         )  # fmt: skip
+        columns.freeze()
+        return columns
 
     def facts(self, row: int) -> Facts:
         """The facts of one row as plain numbers."""

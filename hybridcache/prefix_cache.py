@@ -334,11 +334,8 @@ class PrefixCache:
 
     def flush(self, namespace: Namespace | None = None) -> None:
         """Forget a namespace, or all: nothing of before is matchable; what leases hold goes as they end."""
-        tree = self.store.tree
-        for name in [namespace] if namespace is not None else list(tree.roots):
-            root = tree.detach(name)
-            if root is not None:
-                self._reclaimer.flush(root)
+        for root in self.store.tree.detach(namespace):
+            self._reclaimer.flush(root)
 
     # Inside
 

@@ -13,6 +13,9 @@ from hybridcache.tail_filter import TAIL_TOKENS, Tail
 from hybridcache.tokens import TOKEN_BYTES
 
 TAIL_BYTES = TAIL_TOKENS * TOKEN_BYTES
+MOST_FLUSHED = 1_024
+"""Namespaces whose own flush is remembered. One more, and all are taken to be flushed then: what is cached
+stays, and losses of namespaces that have nothing cached may count as new."""
 
 
 class RadixTree:
@@ -22,30 +25,48 @@ class RadixTree:
     Methods that free or share ids say which, and leave reference counts to the caller.
     """
 
-    __slots__ = ("block_size", "recurrent", "roots", "_epochs")
+    __slots__ = ("block_size", "recurrent", "roots", "_flushes", "_all_flushed", "_flushed")
 
     def __init__(self, block_size: int, recurrent: bool) -> None:
         self.block_size = block_size
         self.recurrent = recurrent
         """Whether a prefix is reusable only where a checkpoint was kept."""
         self.roots: dict[Namespace, Root] = {}
-        self._epochs = 0
+        self._flushes = 0
+        """Flushes so far; a namespace's epoch is the number of the last one that it was part of."""
+        self._all_flushed = 0
+        """The last flush of all namespaces."""
+        self._flushed: dict[Namespace, int] = {}
+        """The last flush of single ones since then."""
 
     def root(self, namespace: Namespace) -> Root:
         """The root of ``namespace`` in its present epoch; made when it is new."""
         root = self.roots.get(namespace)
         if root is None:
-            root = Root(namespace, namespace.seed(self._epochs))
+            epoch = self._flushed.get(namespace, self._all_flushed)
+            root = Root(namespace, namespace.seed(epoch))
             self.roots[namespace] = root
         return root
 
-    def detach(self, namespace: Namespace) -> Root | None:
-        """Raise the epoch: the next lookup finds an empty tree. The old root, when there was one."""
-        self._epochs += 1
-        root = self.roots.pop(namespace, None)
-        if root is not None:
+    def detach(self, namespace: Namespace | None) -> list[Root]:
+        """Raise the epoch of a namespace, or of all: the next lookup finds an empty tree. The old roots.
+
+        Also of a namespace that has no root now: what is remembered of it is of an epoch that is over.
+        """
+        self._flushes += 1
+        if namespace is None or len(self._flushed) >= MOST_FLUSHED:
+            self._all_flushed = self._flushes
+            self._flushed.clear()
+        if namespace is None:
+            detached = list(self.roots.values())
+            self.roots.clear()
+        else:
+            self._flushed[namespace] = self._flushes
+            root = self.roots.pop(namespace, None)
+            detached = [] if root is None else [root]
+        for root in detached:
             root.attached = False
-        return root
+        return detached
 
     def forget_if_empty(self, root: Root) -> None:
         """Drop a root that holds nothing and that no lease started from."""

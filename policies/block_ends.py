@@ -21,7 +21,7 @@ class BlockEnds(AllBlocks):
     final = False
 
     def __init__(self, unit: int = 16, boundaries: str = "all") -> None:
-        if unit < 1:
+        if not isinstance(unit, int) or unit < 1:
             raise ValueError(f"admission.unit={unit!r}: give a number of tokens, at least 1")
         if boundaries not in ("all", "last"):
             raise ValueError(f"admission.boundaries={boundaries!r}: choose all or last")

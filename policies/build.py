@@ -64,6 +64,8 @@ def build_admission(name: str, **settings: Any) -> AdmissionPolicy:
 def _build(
     group: str, table: dict[str, Callable[..., T]], base: type[T], name: str, settings: dict[str, Any]
 ) -> T:
+    if not isinstance(name, str):
+        raise ValueError(f"{group}={name!r}: give the name of a policy")
     if ":" in name:
         make: Callable[..., T] = _imported(group, base, name)
     elif name in table:

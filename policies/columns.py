@@ -1,6 +1,6 @@
 """The facts an eviction policy sees: one column a fact, one row a node of the tree."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,11 @@ class Columns:
     """Tokens from the start of the prompt to the node's end."""
     clock: NDArray[np.float64]
     """The policy's own ``clock`` when the node was last accessed (GDSF)."""
+
+    def freeze(self) -> None:
+        """Refuse writes from now on: a policy that works in place would change the cache's own facts."""
+        for column in fields(self):
+            getattr(self, column.name).flags.writeable = False
 
     @classmethod
     def blank(cls, n: int) -> "Columns":

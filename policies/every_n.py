@@ -12,7 +12,7 @@ class EveryN(AdmissionPolicy):
     name = "every_n"
 
     def __init__(self, n: int = 512) -> None:
-        if n < 1:
+        if not isinstance(n, int) or n < 1:
             raise ValueError(f"admission.n={n!r}: give the tokens between checkpoints, at least 1")
         self.n = n
 

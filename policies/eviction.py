@@ -12,8 +12,9 @@ from hybridcache.policies.columns import Census, Columns, Facts
 class EvictionPolicy:
     """Scores nodes; the lowest score goes first. Knows columns, and neither tree nor pools.
 
-    ``score`` modifies nothing. A policy that learns does so in the other methods; ``on_hit`` and
-    ``on_evict`` are called before the node's facts change. ``reset`` forgets everything learnt.
+    ``score`` modifies nothing; the columns cannot be written to. A policy that learns does so in the other
+    methods; ``on_hit`` and ``on_evict`` are called before the node's facts change. ``reset`` forgets
+    everything learnt.
     """
 
     name: ClassVar[str]

@@ -49,9 +49,9 @@ class FirstSight(AdmissionPolicy):
     name = "first_sight"
 
     def __init__(self, most: int = 4, inside_tokens: int | None = None) -> None:
-        if most < 1:
+        if not isinstance(most, int) or most < 1:
             raise ValueError(f"admission.most={most!r}: give the checkpoints of a prompt, at least 1")
-        if inside_tokens is not None and inside_tokens < 1:
+        if inside_tokens is not None and (not isinstance(inside_tokens, int) or inside_tokens < 1):
             raise ValueError(
                 f"admission.inside_tokens={inside_tokens!r}: give tokens, at least 1, or null for none"
             )

@@ -20,7 +20,7 @@ class Grid(AdmissionPolicy):
 
     def __init__(self, grid: int = 64, every: int = 256) -> None:
         for key, value in (("grid", grid), ("every", every)):
-            if value < 1:
+            if not isinstance(value, int) or value < 1:
                 raise ValueError(f"admission.{key}={value!r}: give a number of tokens, at least 1")
         self.grid = grid
         self.every = every

@@ -1,8 +1,8 @@
 """An admission policy that fails costs its checkpoints, and no request."""
 
 import logging
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, cast
 
 import numpy as np
 import pytest
@@ -22,8 +22,8 @@ class Given(AdmissionPolicy):
     """Plans what it is given, and fails where it is told to."""
 
     name: ClassVar[str] = "given"
-    planned: Sequence[tuple[int, int]] = ((4, BRANCH),)
-    following: int | None = 12
+    planned: Iterable[tuple[float, float]] = ((4, BRANCH),)
+    following: float | None = 12
     fails_in: str = ""
 
     def _fail(self, here: str) -> None:
@@ -39,11 +39,11 @@ class Given(AdmissionPolicy):
 
     def plan(self, prompt: PromptFacts) -> Sequence[Planned]:
         self._fail("plan")
-        return [Planned(*each) for each in self.planned]
+        return cast(Sequence[Planned], self.planned)
 
     def next_generated(self, position: int, block_size: int) -> int | None:
         self._fail("next_generated")
-        return self.following
+        return cast(int | None, self.following)
 
 
 def serve(policy: AdmissionPolicy) -> tuple[PrefixCache, list[int], list[int]]:
@@ -73,6 +73,22 @@ def test_a_policy_that_works_is_followed() -> None:
     assert cache.match_prefix(PROMPT[:6], Namespace(), 0.0).hit == 4
 
 
+@pytest.mark.parametrize("planned", [iter([(4, BRANCH)]), [(np.int64(4), np.int8(BRANCH))]])
+def test_a_plan_may_be_a_generator_and_its_numbers_numpys(planned: Iterable[tuple[int, int]]) -> None:
+    policy = Given()
+    policy.planned, policy.following = planned, cast(int, np.int64(12))
+    cache, first, then = serve(policy)
+    assert (first, then) == ([4], [12]) and cache.stats.admission_errors == 0
+
+
+def test_a_policy_without_a_name_is_refused_at_once() -> None:
+    class Nameless(AdmissionPolicy):
+        pass
+
+    with pytest.raises(ValueError, match="admission policy Nameless has no name"):
+        serve(Nameless())
+
+
 @pytest.mark.parametrize("method", ["candidates", "learn", "plan"])
 def test_a_prompt_goes_without_when_the_policy_raises(method: str, caplog: pytest.LogCaptureFixture) -> None:
     policy = Given()
@@ -84,16 +100,25 @@ def test_a_prompt_goes_without_when_the_policy_raises(method: str, caplog: pytes
     assert cache.match_prefix([*PROMPT, 1], Namespace(), 0.0).hit == 10, "its end is kept all the same"
 
 
-@pytest.mark.parametrize("planned", [((11, BRANCH),), ((4, BRANCH), (0, BRANCH)), ((4, 99),)])
-def test_positions_that_cannot_be_are_refused_together(planned: Sequence[tuple[int, int]]) -> None:
+IMPOSSIBLE = [
+    ((11, BRANCH),),
+    ((4, BRANCH), (0, BRANCH)),
+    ((4, 99),),
+    ((len(PROMPT) / 2, BRANCH),),
+    ((4, float(BRANCH)),),
+]
+
+
+@pytest.mark.parametrize("planned", IMPOSSIBLE)
+def test_positions_that_cannot_be_are_refused_together(planned: Sequence[tuple[float, float]]) -> None:
     policy = Given()
     policy.planned = planned
     cache, first, _ = serve(policy)
     assert first == [12] and cache.stats.admission_errors == 1
 
 
-@pytest.mark.parametrize(("fails_in", "following"), [("next_generated", 12), ("", 10)])
-def test_an_answer_goes_without(fails_in: str, following: int) -> None:
+@pytest.mark.parametrize(("fails_in", "following"), [("next_generated", 12), ("", 10), ("", 12.5)])
+def test_an_answer_goes_without(fails_in: str, following: float) -> None:
     policy = Given()
     policy.fails_in, policy.following = fails_in, following
     cache, first, then = serve(policy)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -209,8 +210,46 @@ def test_an_unusable_policy_is_refused_at_once(failure: Callable[[Columns], Scor
 
 def _hits(columns: Columns) -> Columns:
     """New nodes have no hits; these failures look for three."""
-    columns.hits[:] = 3
-    return columns
+    return replace(columns, hits=np.full_like(columns.hits, 3))
+
+
+class InPlace(ByHits):
+    """Works with the columns as if they were its own, once it is let."""
+
+    well = True
+
+    def score(self, columns: Columns, now: float) -> Scores:
+        if self.well:
+            return columns.flops_saved / columns.bytes_freed
+        scores = columns.flops_saved
+        scores /= columns.bytes_freed
+        return scores
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_policy_cannot_change_the_facts(relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is shown are the cache's own columns: working in place fails, as any mistake does."""
+    monkeypatch.setattr(InPlace, "relative", relative)
+    table, policy = filled(4), InPlace()
+    table.flops_saved[:4], table.bytes_freed[:4] = 8.0, 2.0
+    evictor = Evictor(table, policy)
+    policy.well = False
+    assert evictor.next(0.0, False, False) is table.nodes[3], "the least recently used"
+    assert evictor.num_policy_errors == 1
+    assert table.flops_saved[:4].tolist() == [8.0] * 4
+    with pytest.raises(ValueError, match=r"'by_hits' cannot score new nodes.*read-only"):
+        Evictor(table, policy)
+
+
+def test_a_policy_without_a_name_is_refused_at_once() -> None:
+    """Errors and pictures name it, and an error that cannot be told would end the engine."""
+
+    class Nameless(EvictionPolicy):
+        def score(self, columns: Columns, now: float) -> Scores:
+            return columns.accessed
+
+    with pytest.raises(ValueError, match="eviction policy Nameless has no name"):
+        Evictor(NodeTable(), Nameless())
 
 
 def test_events_carry_the_facts_before_they_change() -> None:

@@ -199,6 +199,27 @@ def test_case_016_053_a_flush_while_requests_run(kind: str, namespace: Namespace
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("everything", [True, False])
+def test_case_016_053_what_went_before_a_flush_is_forgotten_too(kind: str, everything: bool) -> None:
+    """The namespace has nothing cached any more when it is flushed, and is remembered until then."""
+    mine = Namespace("toy", salt="a")
+    serving = Serving(KINDS[kind], blocks=0 if kind == "recurrent" else 12, slots=4)
+    serving.serve(text(40), namespace=mine)
+    for i in range(9):
+        serving.serve(text(40, i + 1))
+    explain = serving.cache.explain
+    assert mine not in serving.cache.store.tree.roots
+    gone = explain(text(40), mine, 0.0)[1]
+    assert "kv_evicted" in gone
+    serving.cache.flush(Namespace("toy", salt="b"))
+    assert explain(text(40), mine, 0.0)[1] == gone, "another tenant's flush changes nothing"
+    serving.cache.flush(None if everything else mine)
+    assert explain(text(40), mine, 0.0)[1] == {"new": 40}
+    assert (serving.look(joined(text(40, 9), text(1, 99))).hit == 0) == everything
+    serving.check_idle()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_case_016_nobody_waits_for_a_flushed_epoch(kind: str) -> None:
     """A sibling that computes for the old epoch is nobody to wait for."""
     serving = Serving(KINDS[kind])

@@ -298,6 +298,23 @@ def test_case_075_useless_goes_before_older_useful(eviction: str, memory: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("memory", ["unified", "split"])
+def test_case_099_tenants_that_have_nothing_left_are_forgotten(kind: str, memory: str) -> None:
+    """A salt a request, in a cache for three, then all expires: of a salt only what is cached is kept."""
+    blocks = 0 if kind == "recurrent" else 12
+    serving = Serving(KINDS[kind], blocks=blocks, slots=4, memory=memory, ttl_seconds=100.0)
+    roots = serving.cache.store.tree.roots
+    for i in range(30):
+        serving.serve(text(40, i), namespace=NAMESPACE._replace(salt=str(i)))
+        serving.check_idle()
+        assert all(root.children for root in roots.values()) and len(roots) <= 4
+    assert len(roots) >= 3
+    serving.now = 200.0
+    serving.serve(text(1))
+    assert [*roots] == [NAMESPACE]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tenants", [1, 3])
 def test_case_099_a_flush_releases_everything(kind: str, tenants: int) -> None:
     """50 checkpoints, then flush, whole or by tenant: pools empty, later lookups find nothing."""

@@ -114,13 +114,17 @@ def test_which_keep_the_end(name: str) -> None:
     [
         ("every_m", {}, "every_m.*choose one of"),
         ("every_n", {"n": 0}, "n=0"),
+        ("every_n", {"n": 1.5}, "n=1.5"),
         ("every_n", {"m": 5}, "m.*5"),
         ("final_only", {"n": 5}, "does not take"),
         ("first_sight", {"most": 0}, "most=0"),
         ("first_sight", {"inside_tokens": 0}, "inside_tokens=0"),
+        ("first_sight", {"most": 1.5}, "most=1.5"),
         ("grid", {"grid": 0}, "grid=0"),
         ("grid", {"every": 0}, "every=0"),
+        ("grid", {"grid": 2.5}, "grid=2.5"),
         ("block_ends", {"unit": 0}, "unit=0"),
+        ("block_ends", {"unit": 1.5}, "unit=1.5"),
         ("block_ends", {"boundaries": "some"}, "boundaries='some': choose all or last"),
     ],
 )
