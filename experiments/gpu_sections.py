@@ -1,19 +1,16 @@
 """The sections of the GPU check that measure single kernels."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hybridcache.copier import Copier, TorchCopier
 from hybridcache.experiments.gpu_bench import BLOCK_SIZE, Bench, Row
 from hybridcache.experiments.gpu_layers import LayerCall, attention, calls
+from hybridcache.experiments.gpu_oracles import NAMES, oracle
 from hybridcache.kernels.cuda.copies import CudaCopies
 from hybridcache.kernels.cuda.nvrtc import find_kernels
 from hybridcache.kernels.dispatch import build_ops
@@ -36,9 +33,10 @@ def ceilings(bench: Bench) -> None:
 def numerics(bench: Bench) -> None:
     """Every kernel against the plain twin in float64: a prefill with stored states, a chunk, a token.
 
-    As it is chosen, and as linear=invariant does.
+    As it is chosen, and as linear=invariant does; and a prefill against others' kernels, where installed.
     """
     tokens = bench.sizes.checked_tokens
+    limit = 6 * torch.finfo(bench.dtype).eps
     third = tokens // 3
     lengths, before = [third, tokens - third - 1, 1], [0, 0, 0]
     emits = [[(1, 3), (third, 4)], [], [(1, 5)]]
@@ -55,8 +53,15 @@ def numerics(bench: Bench) -> None:
                 out = layer.apply(ops, batch)
                 pairs = [(out, truth), *([] if paged else zip(layer.states, states, strict=True))]
                 error = max(_error(actual, expected) for actual, expected in pairs)
-                limit = 6 * torch.finfo(bench.dtype).eps
                 bench.rows.append(Row("numerics", name, error, "relative", limit, error <= limit))
+    for layer in [*calls(bench, tokens, 1), attention(bench, tokens, tokens)]:
+        if layer.name in NAMES:
+            # Theirs are rounded as ours are.
+            with bench.attempt("numerics", name := f"{layer.name}, {NAMES[layer.name]}", ours=False):
+                theirs = oracle(layer)
+                truth = theirs.rows(theirs.run()).double()
+                error = _error(layer.apply(bench.ops, bench.batch([tokens])), truth)
+                bench.rows.append(Row("numerics", name, error, "relative", 2 * limit, error <= 2 * limit))
 
 
 def exactness(bench: Bench) -> None:
@@ -105,26 +110,14 @@ def prefill(bench: Bench) -> None:
                 tokens * layer.flops_per_token,
                 moved,
             )
-        _theirs(bench, layer)
+        _theirs(bench, layer, tokens * layer.flops_per_token)
     layer, s = attention(bench, tokens, tokens), bench.sizes
     batch = bench.batch([tokens])
     flops = 4 * batch.num_pairs * s.heads * s.head_dim
     bench.timed(
         "prefill", "attention", lambda: layer.apply(bench.ops, batch), flops, tokens * layer.row_bytes
     )
-    q, k, v = (x.transpose(0, 1)[None] for x in layer.inputs)
-    # Not by torch's plain form, which would hold all scores.
-    with sdpa_kernel(
-        [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-    ):
-        bench.timed(
-            "prefill",
-            "attention, SDPA",
-            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-            flops,
-            tokens * layer.row_bytes,
-            ours=False,
-        )
+    _theirs(bench, layer, flops)
 
 
 def decode(bench: Bench) -> None:
@@ -196,30 +189,9 @@ def _error(actual: Tensor, truth: Tensor) -> float:
     return float((actual.double() - truth).nan_to_num().abs().max() / truth.nan_to_num().abs().max())
 
 
-def _theirs(bench: Bench, layer: LayerCall) -> None:
-    """The same layer by mamba-ssm or causal-conv1d, where installed: without slots or checkpoints."""
-    paths = {
-        "mamba2": ("mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined"),
-        "mamba1": ("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn"),
-        "conv": ("causal_conv1d", "causal_conv1d_fn"),
-    }
-    if layer.name not in paths:
-        return
-    module, name = paths[layer.name]
-    try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        bench.rows.append(Row("prefill", f"{layer.name}, {name}", None, "ms", note=f"not installed: {error}"))
-        return
-    x, w = [t[None] for t in layer.inputs], layer.weights
-    if layer.name == "mamba2":
-        run = lambda: function(x[0], x[1], w[0], x[2], x[3], 128, D=w[1], dt_bias=w[1], dt_softplus=True)  # noqa: E731
-    elif layer.name == "mamba1":
-        u, dt, z, B, C = (t.transpose(1, 2).contiguous() for t in x)
-        run = lambda: function(u, dt, w[0], B, C, w[1], z, w[1], delta_softplus=True)  # noqa: E731
-    else:
-        line = x[0].transpose(1, 2)
-        run = lambda: function(line, w[0], w[1], activation="silu")  # noqa: E731
-    tokens = bench.sizes.tokens
-    flops, moved = tokens * layer.flops_per_token, tokens * layer.row_bytes
-    bench.timed("prefill", f"{layer.name}, {name}", run, flops, moved, ours=False)
+def _theirs(bench: Bench, layer: LayerCall, flops: float) -> None:
+    """The time that the same layer takes by others, where they are installed."""
+    if layer.name in NAMES:
+        name, moved = f"{layer.name}, {NAMES[layer.name]}", bench.sizes.tokens * layer.row_bytes
+        with bench.attempt("prefill", name, ours=False):
+            bench.timed("prefill", name, oracle(layer).run, flops, moved, ours=False)

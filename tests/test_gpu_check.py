@@ -2,7 +2,10 @@
 
 import json
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,9 +13,13 @@ import torch
 from hybridcache.experiments import gpu_check, gpu_sections
 from hybridcache.experiments.gpu_aims import AIMS, aims
 from hybridcache.experiments.gpu_bench import Bench, Row
+from hybridcache.experiments.gpu_layers import LayerCall
+from hybridcache.experiments.gpu_oracles import NAMES, PACKAGES, Oracle
 from hybridcache.experiments.gpu_process import in_processes
 from hybridcache.kernels.build import find_compiler
 from hybridcache.kernels.ops import Ops
+from hybridcache.kernels.packed import PackedBatch
+from hybridcache.kernels.reference import ReferenceOps
 from tests.cuda_emulator import EmulatedKernels
 
 pytest.importorskip("triton", reason="needs triton: pip install triton")
@@ -32,7 +39,46 @@ def run(out: Path, *arguments: str) -> tuple[int, dict[str, object]]:
     return status, found
 
 
-def test_sections_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mamba-ssm and causal-conv1d by their signatures, computed by the plain twins."""
+    twin = ReferenceOps()
+
+    def batch(tokens: int) -> PackedBatch:
+        return PackedBatch.build([tokens], slots=[0])
+
+    def mamba2(
+        x: Any, dt: Any, A: Any, B: Any, C: Any, chunk_size: int, *, D: Any, dt_bias: Any, dt_softplus: bool
+    ) -> Any:
+        assert dt_softplus and len(x) == 1
+        limits, state = (0.0, float("inf")), torch.zeros(1, *x.shape[2:], B.shape[3])
+        return twin.mamba2_scan(x[0], dt[0], A, B[0], C[0], D, dt_bias, limits, state, batch(x.shape[1]))[
+            None
+        ]
+
+    def mamba1(
+        u: Any, delta: Any, A: Any, B: Any, C: Any, D: Any, z: Any, delta_bias: Any, *, delta_softplus: bool
+    ) -> Any:
+        assert delta_softplus and len(u) == 1
+        x, dt, B, C, z = (t[0].T for t in (u, delta, B, C, z))
+        state = torch.zeros(1, *A.shape)
+        return twin.mamba1_scan(x, dt, A, B, C, D, z, delta_bias, state, batch(len(x))).T[None]
+
+    def conv(x: Any, weight: Any, bias: Any, *, activation: Literal["silu"]) -> Any:
+        state = torch.zeros(1, len(weight), weight.shape[1] - 1)
+        return twin.causal_conv1d(x[0].T, weight, bias, state, batch(x.shape[2]), activation).T[None]
+
+    for function, (module, name) in zip((mamba2, mamba1, conv), PACKAGES.values(), strict=True):
+        parts = module.split(".")
+        for count in range(1, len(parts) + 1):
+            path = ".".join(parts[:count])
+            monkeypatch.setitem(sys.modules, path, module_from_spec(ModuleSpec(path, None)))
+        setattr(sys.modules[module], name, function)
+
+
+def test_sections_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretended(monkeypatch)
     sections = ("ceilings", "numerics", "copies", "linear")
     status, found = run(tmp_path / "out.json", "--sections", *sections)
     shown = capsys.readouterr().out
@@ -40,17 +86,22 @@ def test_sections_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert status == 0
     assert "mamba2" in shown
     assert "WRONG" not in shown
+    agree = {row["name"]: row["ok"] for row in found["rows"]}  # type: ignore[attr-defined]
+    assert all(agree[f"{layer}, {name}"] for layer, name in NAMES.items()), agree
 
 
 @pytest.mark.full
-def test_all_sections_run(tmp_path: Path) -> None:
+def test_all_sections_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is checked holds, but for the aims, which are times of a GPU."""
+    pretended(monkeypatch)
     _, found = run(tmp_path / "out.json")
     assert set(found["sections"].values()) == {"done"}, found["sections"]  # type: ignore[attr-defined]
     rows = [row for row in found["rows"] if row["section"] != "aims"]  # type: ignore[attr-defined]
     assert not [row["name"] for row in rows if row["ok"] is False]
     exact = {row["name"]: row["ok"] for row in rows if row["section"] == "exactness"}
     assert len(exact) == 5 and all(exact.values())
+    times = {row["name"]: row["value"] for row in rows if row["section"] == "prefill"}
+    assert all(times[f"{layer}, {name}"] > 0 for layer, name in NAMES.items())
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="the emulation needs g++")
@@ -68,8 +119,25 @@ def test_the_backend_cuda_is_checked_beside_another(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gpu_sections, "build_ops", emulated)
     status, found = run(tmp_path / "out.json", "--sections", "cuda")
     rows = {row["name"]: row["ok"] for row in found["rows"]}  # type: ignore[attr-defined]
-    assert status == 0 and len(rows) == 15 and all(rows.values()), rows
+    assert status == 0 and len(rows) == 19 and False not in rows.values(), rows
     assert {"numerics, gated_delta, invariant", "exactness, mamba1 invariant, cut at 6"} < rows.keys()
+
+
+def test_an_oracle_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row says so, and nothing is wrong."""
+
+    def missing(layer: LayerCall) -> Oracle:
+        raise ModuleNotFoundError(f"No module named {layer.name!r}")
+
+    monkeypatch.setattr(gpu_sections, "oracle", missing)
+    monkeypatch.setattr(gpu_sections, "calls", lambda bench, tokens, slots: ())
+    status, found = run(tmp_path / "out.json", "--sections", "numerics")
+    row = next(row for row in found["rows"] if row["name"] == "attention, SDPA")  # type: ignore[attr-defined]
+    assert (
+        status == 0
+        and row["ok"] is None
+        and row["note"] == "ModuleNotFoundError: No module named 'attention'"
+    )
 
 
 def test_a_section_that_fails_is_a_result(
