@@ -47,6 +47,12 @@ class TextCodec:
         self.decode: Decode = _decoder(copy.deepcopy(tokenizer))
         """Text of token ids, without special tokens. One thread at a time."""
 
+    @property
+    def template(self) -> str:
+        """The checkpoint's chat templates as one text; empty without any."""
+        found = self._tokenizer.chat_template or ""
+        return found if isinstance(found, str) else "\n".join(found.values())
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer puts around one.
 

@@ -10,13 +10,14 @@ from hybridcache.server.body import Body, Items
 from hybridcache.server.chat_message import ChatMessage, Conversation, conversation
 from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import GenerationBody, seconds
-from hybridcache.text_codec import ChatPrompt
+from hybridcache.server.tool_calls import CallFormat, marks_of
+from hybridcache.text_codec import ChatPrompt, TextCodec
 from hybridcache.worker import Worker
 
 MOST_BREAKPOINTS = 16
 """Named in one chat; the chat is rendered up to each of them."""
 FREE_CHOICES = ("none", "auto")
-"""Values of `tool_choice` that no call has to come of."""
+"""Values of `tool_choice` that no call has to come of; with the first, none is read out of an answer."""
 
 
 class Tool(Body):
@@ -53,7 +54,7 @@ class ChatBody(ChatFields, GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tool_choice: str | dict[str, Any] | None = Field(
-        None, description="none or auto, which are one: tools are in the prompt, and answers are texts"
+        None, description="auto, or none: calls stay in the text; tools are in the prompt with either"
     )
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -75,10 +76,16 @@ class ChatBody(ChatFields, GenerationBody):
 
     def checked(self) -> list[str]:
         if self.tool_choice not in (None, *FREE_CHOICES):
-            raise unreadable_calls(self.tool_choice)
+            raise unforced_calls(self.tool_choice)
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
         return super().checked()
+
+    def calls(self, codec: TextCodec) -> CallFormat | None:
+        """How calls are read out of answers; None: they are not."""
+        functions = [tool.function for tool in self.tools or ()]
+        named = {str(function.get("name")): function.get("parameters") for function in functions}
+        return call_format(codec, named, self.tool_choice)
 
     def sampling(self, worker: Worker) -> SamplingParams:
         """How to sample. Raises ValueError."""
@@ -120,12 +127,18 @@ def chat_prompt(
     )
 
 
-def unreadable_calls(choice: object) -> ApiError:
+def call_format(codec: TextCodec, schemas: Mapping[str, object], choice: object) -> CallFormat | None:
+    """How calls are read out of answers: between the marks of the checkpoint's template, if it has some."""
+    marks = marks_of(codec.template) if schemas and choice != "none" else None
+    return None if marks is None else CallFormat(marks, schemas)
+
+
+def unforced_calls(choice: object) -> ApiError:
     """Why a ``tool_choice`` that demands a call is refused."""
     return ApiError(
         400,
-        f"tool_choice={choice!r} asks for a call, and calls are not read out of answers: leave it out, or "
-        "choose auto; tools are put in the prompt, and the answer comes as text",
+        f"tool_choice={choice!r} asks for a call, and nothing here can make a model call: leave it out, or "
+        "choose auto; tools are put in the prompt, and calls are read out of the answer",
         param="tool_choice",
         code="unsupported_field",
     )

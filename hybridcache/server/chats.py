@@ -1,7 +1,9 @@
 """POST /v1/chat/completions."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,6 +15,7 @@ from hybridcache.server.chat_body import ChatBody
 from hybridcache.server.logprobs import chat_logprobs
 from hybridcache.server.models_list import ServedModels
 from hybridcache.server.reply import Reply
+from hybridcache.server.tool_calls import Call, CallReader, calls_of, words_of
 from hybridcache.text_codec import TextCodec
 from hybridcache.worker import RequestOutput, Stream, Worker
 
@@ -26,24 +29,66 @@ class ChatReply(Reply):
         super().__init__(model, include_usage=body.include_usage)
         self._codec = codec
         self._logprobs = bool(body.logprobs)
+        self._calls = body.calls(codec)
+        self._readers: dict[int, CallReader] = {}
         self._begun: set[int] = set()
         """Answers that have had a part."""
+        self._num_calls: Counter[int] = Counter()
+        """By answer, so far."""
 
     def choice(self, prompt: int, sample: Sample, output: RequestOutput) -> dict[str, Any]:
-        message = {"role": "assistant", "content": sample.text or "", "refusal": None}
         logprobs = chat_logprobs(sample.logprobs or (), self._codec) if self._logprobs else None
-        return {"message": message, "logprobs": logprobs}
+        message: dict[str, Any] = {"role": "assistant", "content": sample.text or "", "refusal": None}
+        if self._calls is None:
+            return {"message": message, "logprobs": logprobs}
+        reader = CallReader(self._calls)
+        items = reader.add(sample.text or "") + reader.end()
+        calls = calls_of(items)
+        message["content"] = words_of(items) or (None if calls else "")
+        if calls:
+            message["tool_calls"] = [_tool_call(call) for call in calls]
+        return {
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": _finish(sample.finish_reason, len(calls)),
+        }
 
     def delta(self, part: Part) -> dict[str, Any] | None:
-        chunk, begun = part.chunk, part.choice in self._begun
-        if not chunk.text and not chunk.logprobs and chunk.finish_reason is None:
+        chunk, at = part.chunk, part.choice
+        items = self._read(part)
+        text, calls = words_of(items), calls_of(items)
+        if not items and not chunk.logprobs and chunk.finish_reason is None:
             return None
-        self._begun.add(part.choice)
+        begun = at in self._begun
+        self._begun.add(at)
         delta: dict[str, Any] = {} if begun else {"role": "assistant"}
-        if chunk.text or not begun:
-            delta["content"] = chunk.text
+        if text or not begun:
+            delta["content"] = text
+        if calls:
+            first = self._num_calls[at]
+            delta["tool_calls"] = [{"index": i, **_tool_call(call)} for i, call in enumerate(calls, first)]
+            self._num_calls[at] += len(calls)
         logprobs = chat_logprobs(chunk.logprobs, self._codec) if self._logprobs else None
-        return {"delta": delta, "logprobs": logprobs}
+        reason = _finish(chunk.finish_reason, self._num_calls[at])
+        return {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def _read(self, part: Part) -> list[str | Call]:
+        """Words and calls that a part brings to light."""
+        text = part.chunk.text
+        if self._calls is None:
+            return [text] if text else []
+        reader = self._readers.setdefault(part.choice, CallReader(self._calls))
+        return reader.add(text) + (reader.end() if part.chunk.finish_reason is not None else [])
+
+
+def _tool_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments_json}
+    return {"id": f"call_{uuid4().hex}", "type": "function", "function": function}
+
+
+def _finish(reason: str | None, num_calls: int) -> str | None:
+    """An answer that ended with calls ended for them."""
+    return "tool_calls" if reason == "stop" and num_calls else reason
 
 
 def chat_routes(worker: Worker, models: ServedModels) -> APIRouter:

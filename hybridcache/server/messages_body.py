@@ -8,11 +8,12 @@ from pydantic import Field
 from hybridcache.chat_outline import Breakpoint
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.server.body import Body, Items
-from hybridcache.server.chat_body import FREE_CHOICES, chat_prompt, longest, unreadable_calls
+from hybridcache.server.chat_body import FREE_CHOICES, call_format, chat_prompt, longest, unforced_calls
 from hybridcache.server.chat_message import PART_SEPARATOR, CacheControl, Conversation
 from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import SALT_HEADER, sampling_params, seconds
-from hybridcache.text_codec import ChatPrompt
+from hybridcache.server.tool_calls import CallFormat
+from hybridcache.text_codec import ChatPrompt, TextCodec
 from hybridcache.worker import Worker
 
 DEFAULT_TTL = "5m"
@@ -67,7 +68,7 @@ class CountBody(Body):
     system: str | Items[Block] | None = None
     tools: Items[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = Field(
-        None, description="auto or none, which are one: tools are in the prompt, and answers are texts"
+        None, description="auto, or none: calls stay in the text; tools are in the prompt with either"
     )
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -82,7 +83,7 @@ class CountBody(Body):
 
     def ignored(self) -> list[str]:
         if self.tool_choice is not None and self.tool_choice.type not in FREE_CHOICES:
-            raise unreadable_calls(self.tool_choice.type)
+            raise unforced_calls(self.tool_choice.type)
         return super().ignored()
 
     def conversation(self) -> Conversation:
@@ -117,6 +118,12 @@ class CountBody(Body):
         last = found.messages[-1] if found.messages else {}
         prefilled = last.get("role") == "assistant" and not last.get("tool_calls")
         return chat_prompt(worker, found, tools=tools, continue_final=prefilled)
+
+
+    def calls(self, codec: TextCodec) -> CallFormat | None:
+        """How calls are read out of the answer; None: they are not."""
+        named = {tool.name: tool.input_schema for tool in self.tools or ()}
+        return call_format(codec, named, None if self.tool_choice is None else self.tool_choice.type)
 
 
 class MessagesBody(CountBody):

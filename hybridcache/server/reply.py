@@ -34,7 +34,7 @@ class Reply(ABC):
 
     @abstractmethod
     def choice(self, prompt: int, sample: Sample, output: RequestOutput) -> dict[str, Any]:
-        """A whole answer to the prompt of this index, but for index and finish_reason."""
+        """A whole answer to the prompt of this index, but for the index, and the sample's finish_reason."""
 
     @abstractmethod
     def delta(self, part: Part) -> dict[str, Any] | None:
@@ -46,7 +46,7 @@ class Reply(ABC):
             (prompt, sample, output) for prompt, output in enumerate(outputs) for sample in output.samples
         ]
         choices = [
-            {"index": index, **self.choice(*answer), "finish_reason": answer[1].finish_reason}
+            {"index": index, "finish_reason": answer[1].finish_reason, **self.choice(*answer)}
             for index, answer in enumerate(answers)
         ]
         return {**self._head, "object": self.whole_object, "choices": choices, "usage": usage(outputs)}
@@ -59,7 +59,7 @@ class Reply(ABC):
             delta = self.delta(part)
             reason = part.chunk.finish_reason
             if delta is not None:
-                choice = {"index": part.choice, **delta, "finish_reason": reason}
+                choice = {"index": part.choice, "finish_reason": reason, **delta}
                 yield event({**head, "choices": [choice], **tail})
         if self._include_usage:
             outputs = [stream.result() for stream in answers.streams]
