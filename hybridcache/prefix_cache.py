@@ -191,10 +191,10 @@ class PrefixCache:
 
         ``tokens`` [P] is the prompt; ``max_tokens`` how many may be generated (the last one is never
         computed); ``boundaries`` the ends of its messages, ascending, for explaining losses;
-        ``turn_end`` the end of the last user turn and ``hints`` other positions likely to be left by
-        prompts to come, both for admission; ``waited`` the positions this request has waited for before;
-        ``reserve`` how many of the tokens to compute get their blocks at once; ``first`` False when the
-        prompt has been counted: a preempted request comes back, or it asks for another answer.
+        ``turn_end`` the end of the last turn of a user or tool and ``hints`` other positions likely to be
+        left by prompts to come, both for admission; ``waited`` the positions this request has waited for
+        before; ``reserve`` how many of the tokens to compute get their blocks at once; ``first``
+        False when the prompt has been counted: a preempted request comes back, or it asks for another answer.
         None and Wait change nothing but the plan of the lease to wait for.
 
         Raises RequestTooLarge when the request could never fit, ValueError for an empty prompt, ids

@@ -97,7 +97,7 @@ class Request:
         self.boundaries = boundaries
         """Ends of the prompt's messages, tokens, ascending."""
         self.turn_end = turn_end
-        """End of the last user turn, tokens, where it is known."""
+        """End of the last turn of a user or a tool, tokens, where it is known."""
         self.hints = hints
         """Positions in the prompt where others are likely to leave it, tokens, ascending."""
         self.ttl_seconds = ttl_seconds

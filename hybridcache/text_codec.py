@@ -22,6 +22,9 @@ RESERVED: Final = frozenset(
 )  # fmt: skip
 """Names that a client cannot set for a template: the codec's own."""
 
+NO_QUESTION = ("assistant", "system")
+"""Roles whose messages do not end a turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
@@ -31,7 +34,7 @@ class ChatPrompt:
     boundaries: Sequence[int] = ()
     """Ends of the messages, ascending; those that the template lets be found."""
     turn_end: int | None = None
-    """End of the last user message."""
+    """End of the last message of a user, or of a tool: what the answer answers."""
     hints: Sequence[int] = ()
     """Where chats to come may leave it, ascending: behind tools and system prompt, and at breakpoints."""
     breakpoints: Sequence[int] = ()
@@ -103,12 +106,12 @@ class TextCodec:
         outline = ChatOutline(partial(self._render, **settings), messages, text)
         ends = outline.message_ends()
         at = {count: bisect_left(starts, end) for count, end in ends.items()}
-        users = [count for count in ends if messages[count - 1].get("role") == "user"]
+        asked = [count for count in ends if messages[count - 1].get("role") not in NO_QUESTION]
         named = sorted({bisect_right(stops, end) for end in map(outline.position, breakpoints) if end})
         head = bisect_right(stops, outline.head_end(ends, tools=bool(template_settings.get("tools"))))
         hints = {*named, head} - {0, len(token_ids)}
         return ChatPrompt(
-            token_ids, sorted(set(at.values())), at[users[-1]] if users else None, sorted(hints), named
+            token_ids, sorted(set(at.values())), at[asked[-1]] if asked else None, sorted(hints), named
         )
 
     def _render(self, messages: Sequence[Message], **settings: object) -> str:

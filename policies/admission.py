@@ -26,7 +26,7 @@ class PromptFacts(NamedTuple):
     leaves_path: bool
     """Whether a known path goes on from ``matched``, so that the prompt leaves it there."""
     turn_end: int | None
-    """The end of the last user turn, where it is known."""
+    """The end of the last turn of a user or a tool, where it is known."""
     block_size: int
     hints: tuple[int, ...] = ()
     """Other positions that prompts to come are likely to leave the prompt at, ascending."""

@@ -7,7 +7,8 @@ from hybridcache.policies.columns import BRANCH, PROMPT_END
 
 
 class BranchFinalPrompt(AdmissionPolicy):
-    """As ``branch_and_final``, and the end of the last user turn, so that a prompt sent again hits.
+    """As ``branch_and_final``, and the end of the last turn of a user or a tool, so that a prompt sent again
+    hits, and so does the next turn when the answer comes back changed (without its reasoning, say).
 
     Where the turn's end is not known, or is the prompt's, one token before the prompt's end. A position that
     the client hints at (the end of a system prompt, a cache breakpoint) is kept the first time it is seen.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FINAL, BRANCH, PROMPT_END, INTERVAL, MESSAGE_END, FOLLOW_UP = range(6)
-"""Kinds of position: a request's end, a branch point, the end of a prompt (or of its last user
+"""Kinds of position: a request's end, a branch point, the end of a prompt (or of its last
 turn), a multiple of n tokens, the end of a message within a prompt, kept when it was first seen,
 the end of a request that went on from another one's end."""
 

@@ -90,7 +90,8 @@ def test_template_renders_parts_tools_and_calls(tokenizer: Any) -> None:
     )
     assert text == (
         '<|begin|><|system|>functions\n[{"name": "add"}]<|end|><|system|>Be short.<|end|>'
-        '<|user|>What is 1 + 2?<|end|><|assistant|>\n{"name": "add", "arguments": {"a": 1}}<|end|>'
+        "<|user|>What is 1 + 2?<|end|><|assistant|>\n<tool_call>\n"
+        '{"name": "add", "arguments": {"a": 1}}\n</tool_call><|end|>'
         "<|tool|>3<|end|><|assistant|>It is 3.<|end|><|user|>Thank you.<|end|><|assistant|>"
     )
 

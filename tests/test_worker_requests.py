@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,6 +212,23 @@ def test_a_chat_goes_on_from_its_last_turn(make_worker: MakeWorker) -> None:
         turn_end = worker._codec.chat(messages).turn_end or 0
         assert turn_end > 0
         messages.append({"role": "assistant", "content": str(output.text)})
+
+
+def test_an_agent_goes_on_from_its_last_result(make_worker: MakeWorker) -> None:
+    # One question, then calls and their results; the next prompt leaves out how the model got to its calls.
+    worker = make_worker()
+    call = {"type": "function", "function": {"name": "read", "arguments": {"file": "a"}}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
+    turn_end = 0
+    for turn in range(3):
+        output = worker.chat(messages, replace(SHORT, max_tokens=8)).result()
+        assert output.num_cached_tokens >= turn_end, turn
+        turn_end = worker._codec.chat(messages).turn_end or 0
+        assert turn_end > output.num_cached_tokens
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": f"{TEXT} {turn}"},
+        ]
 
 
 def test_where_the_messages_of_a_chat_end(worker: Worker) -> None:
