@@ -217,6 +217,7 @@ def test_a_chat_goes_on_from_its_last_turn(make_worker: MakeWorker) -> None:
 def test_an_agent_goes_on_from_its_last_result(make_worker: MakeWorker) -> None:
     # One question, then calls and their results; the next prompt leaves out how the model got to its calls.
     worker = make_worker()
+    assert worker._codec is not None
     call = {"type": "function", "function": {"name": "read", "arguments": {"file": "a"}}}
     messages: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
     turn_end = 0
