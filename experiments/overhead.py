@@ -16,6 +16,7 @@ import numpy as np
 
 from hybridcache.engine import Engine
 from hybridcache.lease import StateCopy
+from hybridcache.pool import Ids
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.step import Runner, StepBatch, StepResult
 from hybridcache.worker import Worker
@@ -37,6 +38,9 @@ class TimedRunner(Runner):
         result = self.inner.execute(step)
         self.steps.append((sum(len(s.tokens) for s in step.sequences), begin, perf_counter()))
         return result
+
+    def release(self, freed_blocks: Ids, freed_slots: Ids) -> None:
+        self.inner.release(freed_blocks, freed_slots)
 
     def copy(self, state_copies: Sequence[StateCopy]) -> None:
         self.inner.copy(state_copies)

@@ -11,6 +11,7 @@ from hybridcache.experiments.simulation import SkippingClock
 from hybridcache.kernels.dispatch import build_ops
 from hybridcache.lease import StateCopy
 from hybridcache.models.load import load_model
+from hybridcache.pool import Ids
 from hybridcache.prefix_cache import PrefixCache
 from hybridcache.runner import ModelRunner
 from hybridcache.sampler import Sampler
@@ -46,6 +47,9 @@ class BusyRunner(Runner):
             return self._runner.execute(step)
         finally:
             self.busy_seconds += perf_counter() - start
+
+    def release(self, freed_blocks: Ids, freed_slots: Ids) -> None:
+        self._runner.release(freed_blocks, freed_slots)
 
     def copy(self, state_copies: Sequence[StateCopy]) -> None:
         start = perf_counter()

@@ -73,7 +73,11 @@ class CachePicture:
 
 
 def picture(cache: PrefixCache, now: float, limit: int) -> CachePicture:
-    """The cache at ``now``, seconds, with ``limit`` nodes at most. Modifies nothing that it would go by."""
+    """The cache at ``now``, seconds, with ``limit`` nodes at most.
+
+    Frees what has expired, as the next request would; what a request still holds of it is shown.
+    """
+    cache.expire(now)
     store = cache.store
     store.refresh()
     ranked = store.evictor.ranking(now)

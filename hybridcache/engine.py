@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridcache.histogram import Histogram
+from hybridcache.namespace import Namespace
 from hybridcache.prefix_cache import PrefixCache, PrefixMatch
 from hybridcache.request import Choice, FinishReason, Request
 from hybridcache.sampler import Sampler
@@ -114,6 +115,19 @@ class Engine:
             return False
         self._end(request, FinishReason.ABORT, self.clock.now(), cut=True)
         return True
+
+    def flush(self, namespace: Namespace | None = None) -> None:
+        """Forget what is cached, of one namespace or of all."""
+        self.cache.flush(namespace)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Free what has expired, and give up the memory of all that is free, with no step to do it.
+
+        Between steps: all copies that were asked for are performed then.
+        """
+        self.cache.expire(self.clock.now())
+        self.runner.release(*self.cache.drain_freed())
 
     def explain(self, request: Request) -> tuple[PrefixMatch, dict[str, int]]:
         """What the cache would give a request now, and what of its prompt would be lost; it is not queued.
@@ -291,6 +305,8 @@ class Engine:
             self.stats.queue_seconds.observe(request.admitted_at - request.arrival)
         if request.private:
             self.cache.flush(request.namespace)
+        if not self._requests:
+            self.runner.release(*self.cache.drain_freed())
 
     def _unstick(self, now: float) -> list[StepOutput]:
         """Nothing can run. With no lease left to wait for, the first request would wait for ever."""

@@ -63,11 +63,13 @@ class Intake:
         Raises ValueError naming what is wrong; RequestTooLarge for what the model or the budget cannot hold.
         """
         chat = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(self._tokens(prompt))
-        tokens = self._tokens(chat.token_ids)
+        # A copy: the caller may use the array for its next prompt before this one has been computed.
+        tokens = self._tokens(chat.token_ids).copy()
+        tokens.flags.writeable = False
         self._check_params(params)
         if ttl_seconds is not None and not 0 < ttl_seconds < float("inf"):
             raise ValueError(f"ttl_seconds={ttl_seconds!r}: give seconds above 0, or None for the worker's")
-        salt = _checked_salt(cache_salt)
+        salt = checked_salt(cache_salt)
         max_tokens = self._max_tokens(len(tokens), params)
         ends = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -86,9 +88,9 @@ class Intake:
                 namespace=Namespace(self.spec.fingerprint, salt=_private(request_id) if private else salt),
                 arrival=arrival,
                 end_token_ids=ends,
-                boundaries=chat.boundaries,
+                boundaries=tuple(chat.boundaries),
                 turn_end=chat.turn_end,
-                hints=chat.hints,
+                hints=tuple(chat.hints),
                 ttl_seconds=ttl_seconds,
                 priority=priority,
                 sample=sample,
@@ -167,7 +169,8 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return found
 
 
-def _checked_salt(salt: str | None) -> str:
+def checked_salt(salt: str | None) -> str:
+    """A namespace's salt. Raises ValueError for what is none."""
     if salt is None:
         return ""
     if not isinstance(salt, str) or not 1 <= len(salt) <= MOST_SALT:

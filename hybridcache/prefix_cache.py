@@ -332,6 +332,10 @@ class PrefixCache:
         self._active(lease)
         self._end(lease, now)
 
+    def expire(self, now: float) -> None:
+        """Free what has expired at ``now`` and is not pinned, as every call that makes room does first."""
+        self._reclaimer.expire(now)
+
     def flush(self, namespace: Namespace | None = None) -> None:
         """Forget a namespace, or all: nothing of before is matchable; what leases hold goes as they end."""
         for root in self.store.tree.detach(namespace):

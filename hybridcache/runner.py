@@ -52,14 +52,18 @@ class ModelRunner(Runner):
         """Raises ValueError for ids that storage does not have and for slots without a state."""
         self._perform(state_copies, ())
 
+    def release(self, freed_blocks: Ids, freed_slots: Ids) -> None:
+        """Raises ValueError for ids that storage does not have."""
+        self.storage.released(freed_blocks, freed_slots)
+        self._state_at[freed_slots] = NO_STATE
+
     def execute(self, step: StepBatch) -> StepResult:
         """Raises ValueError, before anything is changed, for a batch whose shapes, ids or tokens cannot be;
         after the copies, for a sequence whose state or KV is not there.
         """
         batch = self._packed(step.sequences)
         self._perform(step.state_copies, step.block_copies)
-        self.storage.released(step.freed_blocks, step.freed_slots)
-        self._state_at[step.freed_slots] = NO_STATE
+        self.release(step.freed_blocks, step.freed_slots)
         for index, sequence in enumerate(step.sequences):
             self._check_past(index, sequence)
 

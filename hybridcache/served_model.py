@@ -21,6 +21,11 @@ from hybridcache.storage import Storage
 DEFAULT_MODEL_LEN = 32_768
 """Tokens of prompt and answer, for a model whose config states no length."""
 
+FRACTIONS = ("budget_gb", "kv_fraction", "ttl_seconds")
+"""Settings of a worker that need not be whole numbers."""
+OPTIONAL = ("max_num_seqs", "max_queue", "max_model_len", "threads", "ttl_seconds")
+"""Settings that may be None."""
+
 
 class MonotonicClock(Clock):
     """The system's, unaffected by changes of the date."""
@@ -31,6 +36,8 @@ class MonotonicClock(Clock):
 
 def checkpoint_folder(model: str | Path) -> Path:
     """The folder of a preset, made on first use, or the folder given. Raises ValueError for neither."""
+    if not isinstance(model, str | Path):
+        raise ValueError(f"model={model!r}: give a folder or a preset, {', '.join(PRESETS)}")
     if model in PRESETS:
         return preset_folder(str(model))
     folder = Path(model)
@@ -67,9 +74,25 @@ def default_params(generation: GenerationConfig) -> SamplingParams:
     )
 
 
+def check_numbers(**settings: object) -> None:
+    """Raises ValueError for a setting that is no number of its kind; how large it may be is for others."""
+    for name, value in settings.items():
+        number = isinstance(value, int | float if name in FRACTIONS else int) and not isinstance(value, bool)
+        if not number and not (value is None and name in OPTIONAL):
+            what = "a number" if name in FRACTIONS else "a whole number"
+            raise ValueError(f"{name}={value!r}: give {what}{', or None' if name in OPTIONAL else ''}")
+
+
 def policy_settings(named: str | Mapping[str, object]) -> dict[str, Any]:
-    """What `build_eviction` and `build_admission` take, of a policy's name, or of a name and settings."""
-    return {"name": named} if isinstance(named, str) else dict(named)
+    """What `build_eviction` and `build_admission` take, of a policy's name, or of a name and settings.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(named, str):
+        return {"name": named}
+    if not isinstance(named, Mapping) or not isinstance(named.get("name"), str):
+        raise ValueError(f"{named!r} is no policy: give its name, or a mapping of name and settings")
+    return {str(key): value for key, value in named.items()}
 
 
 def build_engine(
@@ -115,4 +138,4 @@ def exchange_weights(engine: Engine, folder: Path, load: Callable[..., LoadedMod
     if loaded.spec.fingerprint != spec.fingerprint:
         raise ValueError(f"{folder} has another geometry than {spec.name}: start a new worker")
     engine.runner.model = loaded.model
-    engine.cache.flush()
+    engine.flush()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hybridcache.engine import Clock
 from hybridcache.latency import LatencyModel
 from hybridcache.lease import BlockCopy, StateCopy
-from hybridcache.pool import MemoryBudget
+from hybridcache.pool import Ids, MemoryBudget
 from hybridcache.step import NO_TOKEN, Runner, ScheduledSequence, StepBatch, StepResult
 
 NO_STATE = 0
@@ -78,7 +78,7 @@ class SimRunner(Runner):
         for index, sequence in enumerate(step.sequences):
             self._check_ids(index, sequence)
         self._perform(step.state_copies, step.block_copies)
-        self._release(step)
+        self.release(step.freed_blocks, step.freed_slots)
         for index, sequence in enumerate(step.sequences):
             self._check_past(index, sequence)
         self._write(step.sequences)
@@ -90,6 +90,13 @@ class SimRunner(Runner):
             np.empty((0, 0), dtype=np.float32),
             np.zeros(count + 1, dtype=np.int64),
         )
+
+    def release(self, freed_blocks: Ids, freed_slots: Ids) -> None:
+        """Raises ValueError for ids that are not there."""
+        self._check_blocks(freed_blocks)
+        self._check_slots(freed_slots)
+        self._written[freed_blocks] = False
+        self._state_at[freed_slots] = NO_STATE
 
     def copy(self, state_copies: Sequence[StateCopy]) -> None:
         """Raises ValueError for ids that are not there and for slots without a state."""
@@ -141,12 +148,6 @@ class SimRunner(Runner):
             if source == target or not self._written[source] or not 1 <= num_tokens <= self.block_size:
                 raise ValueError(f"{block_copy}: onto itself, of a block that nobody wrote, or of no tokens")
             self._written[target] = True
-
-    def _release(self, step: StepBatch) -> None:
-        self._check_blocks(step.freed_blocks)
-        self._check_slots(step.freed_slots)
-        self._written[step.freed_blocks] = False
-        self._state_at[step.freed_slots] = NO_STATE
 
     def _check_past(self, index: int, sequence: ScheduledSequence) -> None:
         """The state at `start` and the KV of all tokens that are not written now must be there."""

@@ -128,5 +128,9 @@ class Runner(Protocol):
         """Run one step. After an exception no state of the batch's slots may be read again."""
 
     @abstractmethod
+    def release(self, freed_blocks: Ids, freed_slots: Ids) -> None:
+        """Give up the memory of ids freed since the last step, between steps: all copies are performed."""
+
+    @abstractmethod
     def copy(self, state_copies: Sequence[StateCopy]) -> None:
         """Copy states between steps: `PrefixCache.checkpoint`, where a chunk ended at the position."""

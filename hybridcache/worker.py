@@ -18,7 +18,7 @@ from hybridcache.engine_thread import EngineThread, WorkerClosed
 from hybridcache.explainer import Explainer
 from hybridcache.explanation import Explanation, TemplateTotals
 from hybridcache.hardware import HardwareProfile
-from hybridcache.intake import Intake, Prompt, prompts_of
+from hybridcache.intake import Intake, Prompt, checked_salt, prompts_of
 from hybridcache.job import Job
 from hybridcache.kernels.dispatch import AnyLinearMethod, build_ops, describe
 from hybridcache.models.load import LoadedModel, load_model
@@ -34,6 +34,7 @@ from hybridcache.scheduler import SchedulerConfig
 from hybridcache.served_model import (
     MonotonicClock,
     build_engine,
+    check_numbers,
     checkpoint_folder,
     default_params,
     exchange_weights,
@@ -108,6 +109,11 @@ class Worker:
         prices: Prices | None = None,
     ) -> None:
         folder = checkpoint_folder(model)
+        check_numbers(
+            budget_gb=budget_gb, block_size=block_size, max_num_seqs=max_num_seqs, max_queue=max_queue,
+            max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, threads=threads,
+            ttl_seconds=ttl_seconds, kv_fraction=kv_fraction,
+        )  # fmt: skip
         if not 0 < budget_gb < float("inf"):
             raise ValueError(f"budget_gb={budget_gb!r}: give the gigabytes (1e9 bytes) of the cache, above 0")
         if threads is not None and threads < 1:
@@ -318,9 +324,13 @@ class Worker:
         return self._engine.call(lambda engine: picture(engine.cache, engine.clock.now(), limit))
 
     def flush(self, cache_salt: str | None = None) -> None:
-        """Forget what is cached, of one salt or of all; requests that run go on."""
-        namespace = None if cache_salt is None else Namespace(self._spec.fingerprint, salt=cache_salt)
-        self._engine.call(lambda engine: engine.cache.flush(namespace))
+        """Forget what is cached, of one salt or of all, and give its memory back; requests that run go on.
+
+        Raises ValueError for what is no salt.
+        """
+        salt = checked_salt(cache_salt)
+        namespace = None if cache_salt is None else Namespace(self._spec.fingerprint, salt=salt)
+        self._engine.call(lambda engine: engine.flush(namespace))
 
     def in_engine(self, act: Callable[[Engine], T]) -> T:
         """What ``act`` finds in the engine, in its thread and between two steps: for tests and benchmarks."""

@@ -30,7 +30,8 @@ class WorkerStats:
 
     @classmethod
     def of(cls, engine: Engine) -> "WorkerStats":
-        """Taken between two steps, in the engine's thread."""
+        """Taken between two steps, in the engine's thread; what has expired goes first."""
+        engine.sweep()
         scheduler, cache = engine.scheduler, engine.cache
         usage = cache.usage()
         return cls(

@@ -371,3 +371,26 @@ def test_case_116_a_gauge_for_each_pool(make_server: MakeServer) -> None:
     idle = scrape(server)
     assert idle["kv_cache_usage_perc"] == idle["state_cache_usage_perc"] == 0
     assert min(gauges(server)) > 0
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_case_045_a_salt_in_the_header_is_the_one_in_the_body(make_server: MakeServer, path: str) -> None:
+    """Read as UTF-8; two of them are one too many, since one may be the client's."""
+    server, salt = make_server(), "\N{CYRILLIC SMALL LETTER ZHE}" * 200
+    header = {b"x-cache-salt": salt.encode()}
+    assert cached(http.post(server.url + path, json=BODIES[path], headers=header)) == 0
+    assert cached(post(server, path, cache_salt=salt.encode().decode("latin-1")[:256])) == 0
+    assert cached(post(server, path, cache_salt=salt)) > 0
+    for wrong in ([("x-cache-salt", "a"), ("x-cache-salt", "b")], [(b"x-cache-salt", b"\xff")]):
+        assert http.post(server.url + path, json=BODIES[path], headers=wrong).status_code == 400
+    twice = [("x-cache-salt", "a"), ("x-cache-salt", "a")]
+    assert http.post(server.url + path, json=BODIES[path], headers=twice).status_code == 200
+
+
+def test_case_099_a_flush_of_something_else_flushes_nothing(make_server: MakeServer) -> None:
+    server = make_server()
+    assert cached(post(server, "/v1/completions")) == 0
+    for wrong in ({"salt": "a"}, {"namespace": "a", "cache_salt": "a"}, {"cache_salt": ""}):
+        answer = http.post(f"{server.url}/flush_cache", json=wrong)
+        assert answer.status_code == 400, answer.text
+    assert cached(post(server, "/v1/completions")) > 0

@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from hybridcache import __version__
-from hybridcache.server.body import Body
+from hybridcache.server.body import Body, told
 from hybridcache.server.errors import ApiError
-from hybridcache.server.generation_body import SALT_HEADER
+from hybridcache.server.generation_body import salt_of
 from hybridcache.server.off_loop import off_loop
 from hybridcache.worker import Worker
 
@@ -37,15 +37,17 @@ def admin_routes(worker: Worker) -> APIRouter:
         return {"version": __version__}
 
     @router.post("/flush_cache")
-    async def flush_cache(request: Request, body: FlushBody | None = None) -> dict[str, Any]:
+    async def flush_cache(request: Request, body: FlushBody | None = None) -> JSONResponse:
         """Forget what is cached, of one salt or of all; requests that run go on.
 
         The header of a proxy that knows the tenant counts here too, so that a tenant forgets only its own.
         """
-        salt = request.headers.get(SALT_HEADER, None if body is None else body.cache_salt)
-        if salt == "":
-            raise ApiError(400, "cache_salt='': give a text that is not empty, or none", param="cache_salt")
+        salt = salt_of(request.headers, None if body is None else body.cache_salt)
+        if body is not None and (unknown := body.ignored()):
+            # One that was meant for the salt would forget everybody's.
+            message = f"unknown fields: {told(unknown)}; cache_salt is the only one"
+            raise ApiError(400, message, param=unknown[0])
         await off_loop(lambda: worker.flush(salt))
-        return {"status": "ok"}
+        return JSONResponse({"status": "ok"})
 
     return router

@@ -9,7 +9,7 @@ from hybridcache.server.body import Items
 from hybridcache.server.chat_body import ChatFields
 from hybridcache.server.chat_message import ChatMessage
 from hybridcache.server.errors import ApiError
-from hybridcache.server.generation_body import SALT_HEADER
+from hybridcache.server.generation_body import salt_of
 from hybridcache.server.models_list import ServedModels
 from hybridcache.server.off_loop import off_loop
 from hybridcache.worker import Worker
@@ -44,7 +44,7 @@ def cache_routes(worker: Worker, models: ServedModels) -> APIRouter:
         models.check(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt or messages, one of them", param="prompt")
-        salt = request.headers.get(SALT_HEADER, body.cache_salt)
+        salt = salt_of(request.headers, body.cache_salt)
 
         def act() -> dict[str, Any]:
             prompt = body.chat(worker) if body.prompt is None else body.prompt

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
+from starlette.datastructures import Headers
 
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.server.body import Body, Items
@@ -97,7 +98,7 @@ class ChatBody(ChatFields, GenerationBody):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
 
-    def cache_settings(self, headers: Mapping[str, str]) -> dict[str, Any]:
+    def cache_settings(self, headers: Headers) -> dict[str, Any]:
         settings = super().cache_settings(headers)
         if self.ttl is None:
             settings["ttl_seconds"] = longest(conversation(self.messages).ttls)

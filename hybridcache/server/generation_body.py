@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
+from starlette.datastructures import Headers
 
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.server.body import Body, Items
@@ -119,13 +120,30 @@ class GenerationBody(Body):
             settings["logit_bias"] = {_token(name): bias for name, bias in self.logit_bias.items()}
         return sampling_params(settings | own, names)
 
-    def cache_settings(self, headers: Mapping[str, str]) -> dict[str, Any]:
+    def cache_settings(self, headers: Headers) -> dict[str, Any]:
         """Arguments of Worker.submit that are about the cache and the queue. Raises ApiError, ValueError."""
         return {
-            "cache_salt": headers.get(SALT_HEADER, self.cache_salt),
+            "cache_salt": salt_of(headers, self.cache_salt),
             "priority": self.priority or 0,
             "ttl_seconds": seconds(self.ttl),
         }
+
+
+def salt_of(headers: Headers, in_body: str | None) -> str | None:
+    """The salt of a request: the header's, as UTF-8, where there is one. Raises ApiError if it is not clear.
+
+    A second header may be the client's own beside the proxy's, and nobody can tell which came from whom.
+    """
+    found = set(headers.getlist(SALT_HEADER))
+    if not found:
+        return in_body
+    if len(found) > 1:
+        raise ApiError(400, f"{SALT_HEADER} is given {len(found)} times: send one", param="cache_salt")
+    try:
+        # As it came over the wire; headers are read as Latin-1.
+        return found.pop().encode("latin-1").decode()
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"{SALT_HEADER} is not UTF-8: {error.reason}", param="cache_salt") from error
 
 
 def sampling_params(settings: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
+from starlette.datastructures import Headers
 
 from hybridcache.chat_outline import Breakpoint
 from hybridcache.sampling_params import SamplingParams
@@ -11,7 +12,7 @@ from hybridcache.server.body import Body, Items
 from hybridcache.server.chat_body import FREE_CHOICES, call_format, chat_prompt, longest, unforced_calls
 from hybridcache.server.chat_message import PART_SEPARATOR, CacheControl, Conversation
 from hybridcache.server.errors import ApiError
-from hybridcache.server.generation_body import SALT_HEADER, sampling_params, seconds
+from hybridcache.server.generation_body import salt_of, sampling_params, seconds
 from hybridcache.server.tool_calls import CallFormat
 from hybridcache.text_codec import ChatPrompt, TextCodec
 from hybridcache.worker import Worker
@@ -151,10 +152,10 @@ class MessagesBody(CountBody):
         }
         return sampling_params(settings, {"stop": "stop_sequences"})
 
-    def cache_settings(self, headers: Mapping[str, str]) -> dict[str, Any]:
+    def cache_settings(self, headers: Headers) -> dict[str, Any]:
         """Arguments of Worker.submit that are about the cache and the queue. Raises ApiError, ValueError."""
         return {
-            "cache_salt": headers.get(SALT_HEADER, self.cache_salt),
+            "cache_salt": salt_of(headers, self.cache_salt),
             "priority": self.priority or 0,
             "ttl_seconds": longest(self.conversation().ttls) if self.ttl is None else seconds(self.ttl),
         }
