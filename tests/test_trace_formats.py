@@ -219,6 +219,43 @@ def test_azure_errors_name_line_and_column(tmp_path: Path) -> None:
         open_trace("azure", path=str(path))
 
 
+HALF = json.dumps("half a character: " + chr(0xD800))
+"""JSON can name it, and no encoding has it."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "where"),
+    [
+        ("sharegpt", f'[{{"items": [{{"from": "gpt", "value": {HALF}}}]}}]', "conversation 0, turn 0"),
+        ("sharegpt", "[" * 100_000, "not JSON"),
+        ("prompts", f'{{"prompt": {HALF}}}', "row 1, field 'messages'"),
+        ("prompts", f'{{"messages": [{{"role": "user", "content": {HALF}}}]}}', "row 1, field 'messages'"),
+        ("prompts", f'{{"prompt": "a", "output": {HALF}}}', "row 1, field 'output'"),
+    ],
+)
+def test_texts_that_no_tokenizer_takes_are_told_at_once(
+    kind: str, text: str, where: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"bad.json, {where}|bad.json: {where}"):
+        open_trace(kind, path=str(path))
+
+
+@pytest.mark.parametrize("kind", ["azure", "sharegpt"])
+def test_gzip_data_that_is_damaged_anywhere_is_told(kind: str, tmp_path: Path) -> None:
+    path, rng = tmp_path / "bad.gz", np.random.default_rng(0)
+    rows = [f"{minute(0)},{context},{answer}" for context, answer in rng.integers(1, 5_000, (2_000, 2))]
+    whole = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) if kind == "azure" else json.dumps(
+        [{"conversations": [{"from": "gpt", "value": row}]} for row in rows[:500]]
+    )
+    data = gzip.compress(whole.encode())
+    for at in rng.integers(10, len(data) - 8, 40).tolist():
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        with pytest.raises(ValueError, match=r"bad\.gz"):
+            open_trace(kind, path=str(path))
+
+
 def test_the_kind_is_told_by_name_and_first_row(tmp_path: Path) -> None:
     bailian(tmp_path, (1, -1, 0.0, 16, 1, [1]))
     sharegpt(tmp_path, TALK)

@@ -1,6 +1,7 @@
 """The native format: faithful, restartable, and refused when its arrays do not fit."""
 
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,6 +162,9 @@ BAD = [
     (changed("arrival", np.empty(0)), "arrival", "no requests"),
     (changed("session", [1, 2]), "session", "3 entries"),
     (changed("turn", [0.0, 0.0, 1.0]), "turn", "integers"),
+    (changed("arrival", [-1e308, 0.0, 1e308]), "arrival", "no clock shows that"),
+    (changed("session", np.array([1, 2**63, 2], np.uint64)), "session", "below 2"),
+    (changed("turn", np.array([1, 2, 2**64 - 1], np.uint64)), "turn", "below 2"),
     (changed("input_offsets", [0, 1, 3]), "input_offsets", "4 entries"),
     (changed("input_offsets", [0, 4, 3, 7]), "input_offsets", "ascend"),
     (changed("input_offsets", [0, 1, 3, 6]), "input_offsets", "run from 0 to 7"),
@@ -210,3 +214,22 @@ def test_damaged_files(memory_limit_bytes: int, tmp_path: Path) -> None:
         bad.write_bytes(data)
         with pytest.raises(ValueError, match=r"bad.npz.*(no .npz file|damaged|cannot be read|ids)"):
             NpzTrace(str(bad), memory_limit_bytes=memory_limit_bytes)
+
+
+HEADER = "{'descr': '<i8', 'fortran_order': False, 'shape': (%s,), }"
+
+
+@pytest.mark.parametrize("memory_limit_bytes", [10**6, 0])
+@pytest.mark.parametrize("name", ["session", "tokens"])
+@pytest.mark.parametrize("header", [HEADER % 10**15, HEADER % 10**20, HEADER % -3, "{'descr': [[[[", "'\x00"])
+def test_a_header_that_is_none_or_promises_too_much(
+    header: str, name: str, memory_limit_bytes: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.npz"
+    write(path, {key: value for key, value in small().items() if key != name})
+    text = header.encode() + b"\n"
+    with zipfile.ZipFile(path, "a") as archive:
+        data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(24)
+        archive.writestr(f"{name}.npy", data)
+    with pytest.raises(ValueError, match=rf"bad.npz, array '{name}': "):
+        NpzTrace(str(path), memory_limit_bytes=memory_limit_bytes)

@@ -6,6 +6,7 @@ ContextTokens and GeneratedTokens. Contents and sessions are not stated: a gener
 
 import csv
 import gzip
+import zlib
 from array import array
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -57,7 +58,7 @@ class AzureTrace:
                 else open(self._path, newline="", encoding="utf-8-sig")
             ) as lines:
                 self._read(lines)
-        except (EOFError, UnicodeDecodeError, csv.Error, gzip.BadGzipFile) as error:
+        except (EOFError, UnicodeDecodeError, csv.Error, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{self._path}: no CSV, or damaged ({error}); fetch it again") from error
         if not self._inputs:
             raise ValueError(f"{self._path}: holds no rows; fetch it again")

@@ -3,6 +3,7 @@
 from math import isfinite
 from typing import NamedTuple
 
+MAX_TIME = 1e15  # s or ms; the difference of two times is a time, too
 MAX_TOKENS = 2**27  # tokens in one input or output; longer ones are taken for a corrupt row
 
 
@@ -38,8 +39,12 @@ class Row(NamedTuple):
         value = self.get(field)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self.error(field, f"must be a number, got {value!r:.80}")
-        if not isfinite(value):
-            raise self.error(field, f"must be finite, got {value}; drop the row")
+        try:
+            finite = isfinite(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            finite = False
+        if not finite:
+            raise self.error(field, f"must be finite, got {value!r:.80}; drop the row")
         return value
 
     def time_of(self, field: str, last: float | None, unit: str = "s") -> float:
@@ -47,7 +52,17 @@ class Row(NamedTuple):
         time = self.number_of(field)
         if last is not None and time < last:
             raise self.error(field, f"is {time} {unit}, after a row of {last} {unit}; sort the rows by time")
+        if not abs(time) <= MAX_TIME:
+            raise self.error(field, f"is {time} {unit}; no clock shows that, correct or drop the row")
         return time
+
+    def text(self, field: str, value: str) -> str:
+        """`value`, found in `field`, when it can be encoded: JSON can name half a character. ValueError."""
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise self.error(field, f"is no Unicode ({error.reason} at character {error.start})") from error
+        return value
 
     def integers(self, field: str, limit: int) -> list[int]:
         """A list of integers, each in [0, limit). ValueError otherwise."""

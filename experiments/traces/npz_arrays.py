@@ -1,5 +1,6 @@
 """The arrays of a native trace file, read and checked."""
 
+import tokenize
 import zipfile
 import zlib
 from typing import Any, NoReturn
@@ -7,10 +8,13 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridcache.experiments.traces.fields import MAX_TIME
 from hybridcache.experiments.traces.files import check_file
 from hybridcache.experiments.traces.pool import FilePool, MemoryPool, TokenPool
 
 FORMAT = "hybridcache-trace-1"
+UNREADABLE = (ValueError, OverflowError, MemoryError, SyntaxError, tokenize.TokenError)
+"""What numpy raises for a header that is none, or that promises more than there can be."""
 
 _npy: Any = np.lib.format  # not annotated by numpy
 _Ints = NDArray[np.integer[Any]]
@@ -38,7 +42,7 @@ class NpzArrays:
         try:
             with zipfile.ZipFile(self.path) as archive:
                 self._read(archive, memory_limit_bytes)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # encrypted: RuntimeError
             raise ValueError(f"{self.path}: no .npz file, or damaged ({error}); fetch it again") from error
 
     def _read(self, archive: zipfile.ZipFile, memory_limit_bytes: int) -> None:
@@ -52,6 +56,11 @@ class NpzArrays:
         self._check_arrivals()
         self.session = self._array(archive, "session", "iu", size=rows)
         self.turn = self._array(archive, "turn", "iu", size=rows)
+        for name, array in (("session", self.session), ("turn", self.turn)):
+            if (large := np.flatnonzero(array > np.iinfo(np.int64).max)).size:
+                self._fail(name, f"is {array[large[0]]}; numbers lie below 2**63", int(large[0]))
+        if not np.abs(self.arrival).max() <= MAX_TIME:
+            self._fail("arrival", f"reaches beyond {MAX_TIME:.0e} s; no clock shows that")
         self.output_segment = self._array(archive, "output_segment", "iu", size=rows)
         self.input_segments = self._array(archive, "input_segments", "iu")
         self.input_offsets = self._array(archive, "input_offsets", "iu", size=rows + 1).astype(np.int64)
@@ -72,7 +81,7 @@ class NpzArrays:
                 array: NDArray[Any] = _npy.read_array(stream, allow_pickle=False)
         except KeyError:
             self._missing(archive, name)
-        except ValueError as error:
+        except UNREADABLE as error:
             self._fail(name, f"cannot be read ({error}); fetch the file again")
         self._check_kind(name, array.shape, array.dtype, kinds, ndim)
         if size is not None and len(array) != size:
@@ -95,7 +104,7 @@ class NpzArrays:
                 new = _npy.read_magic(stream) != (1, 0)
                 header = _npy.read_array_header_2_0 if new else _npy.read_array_header_1_0
                 shape, _, dtype = header(stream)
-            except ValueError as error:
+            except UNREADABLE as error:
                 self._fail("tokens", f"cannot be read ({error}); fetch the file again")
             self._check_kind("tokens", shape, dtype, "iu", 1)
             try:
@@ -106,7 +115,7 @@ class NpzArrays:
     def _check_kind(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], kinds: str, ndim: int
     ) -> None:
-        if dtype.kind not in kinds or len(shape) != ndim:
+        if dtype.kind not in kinds or len(shape) != ndim or min(shape, default=0) < 0:
             wanted = {"iu": "integers", "f": "floats", "U": "a string"}[kinds]
             self._fail(name, f"must be {wanted} with {ndim} dimensions, got {dtype} of shape {shape}")
 

@@ -62,7 +62,8 @@ class PromptsTrace:
             session = row.values.get("session", ("row", row.number))
             if not isinstance(session, int | str | tuple):
                 raise row.error("session", f"must be a text or a whole number, got {session!r:.80}")
-            self._rows.append((_messages(row), output))
+            messages = [(role, row.text("messages", text)) for role, text in _messages(row)]
+            self._rows.append((messages, row.text("output", output)))
             self._arrivals.append(now)
             sessions.append(numbers.setdefault(session, len(numbers)))
         self._sessions, self._turns = sessions, number_turns(sessions)

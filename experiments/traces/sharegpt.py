@@ -7,6 +7,7 @@ takes a time for each token, and the next question comes after it has been typed
 
 import gzip
 import json
+import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -148,7 +149,7 @@ def _conversations(path: str) -> list[list[_Turn]]:
         if data.startswith(_GZIP_MAGIC):
             data = gzip.decompress(data)
         rows = json.loads(data)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); a ShareGPT file is one array of objects") from error
     if not isinstance(rows, list):
         raise ValueError(f"{path}: must be a JSON array of conversations, got {type(rows).__name__}")
@@ -167,6 +168,10 @@ def _conversations(path: str) -> list[list[_Turn]]:
 def _turn(where: str, turn: object) -> _Turn:
     if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
         raise ValueError(f"{where}: must be an object with 'from' and 'value', both texts; drop it")
+    try:
+        turn["value"].encode()
+    except UnicodeEncodeError as error:  # JSON can name half a character
+        raise ValueError(f"{where}: is no Unicode ({error.reason} at character {error.start})") from error
     role = turn.get("from")
     if role in _USERS:
         return _Turn("user", turn["value"])
