@@ -76,7 +76,7 @@ def draw_lines(
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         else:
             low, high = axes.get_ylim()
-            if low < high - low:  # from zero where that leaves the lines half of the height
+            if low < 0.6 * high:  # from zero where that leaves the lines 0.4 of the height
                 axes.set_ylim(bottom=0)
     legend_below(figure)
     return figure
