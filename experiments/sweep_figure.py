@@ -37,7 +37,7 @@ def draw_lines(
 ) -> Figure:
     """Panels for each metric, three a row; a line for each policy (or whatever ``line`` names).
 
-    ``bounds``, grey and without markers, are what no line can pass; a metric they lack has none.
+    ``bounds``, thin lines without markers, are what no line can pass; a metric they lack has none.
     """
     panels, metrics = _panels(points), list(points[0].values)
     columns = min(len(panels), MOST_COLUMNS)
@@ -59,7 +59,7 @@ def draw_lines(
         if above:
             axes.plot(
                 [float(p.x) for p in above], [p.values[metric] for p in above], label=above[0].line,
-                color="#777777", linestyle=(0, (7, 3)), linewidth=1.2, zorder=1,
+                color="black", linewidth=0.8, zorder=1,
             )  # fmt: skip
         if drawn.get("log", True):
             axes.set_xscale("log", base=2)
