@@ -79,6 +79,7 @@ class TextCodec:
     def chat(
         self,
         messages: Sequence[Message],
+        /,
         *,
         breakpoints: Sequence[Breakpoint] = (),
         continue_final: bool = False,
@@ -114,7 +115,7 @@ class TextCodec:
             token_ids, sorted(set(at.values())), at[asked[-1]] if asked else None, sorted(hints), named
         )
 
-    def _render(self, messages: Sequence[Message], **settings: object) -> str:
+    def _render(self, messages: Sequence[Message], /, **settings: object) -> str:
         chat = [dict(message) for message in messages]
         try:
             text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, **settings)

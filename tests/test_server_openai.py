@@ -343,9 +343,10 @@ def test_continuing_the_last_message(make_server: MakeServer) -> None:
     tokens = http.post(f"{server.url}/tokenize", json=body).json()["tokens"]
     plain = http.post(f"{server.url}/tokenize", json={"messages": chat}).json()["tokens"]
     assert tokens == plain[: len(tokens)] and len(tokens) == len(plain) - 2
-    for name in ("chat_template", "tokenize", "tools", "continue_final"):
+    for name in ("chat_template", "tokenize", "tools", "continue_final", "messages", "self"):
         settings = {"messages": CHAT, "chat_template_kwargs": {name: "x"}}
-        assert http.post(f"{server.url}/tokenize", json=settings).status_code == 400
+        for path in ("/tokenize", "/cache/explain", "/v1/chat/completions"):
+            assert http.post(server.url + path, json=settings).status_code == 400, (name, path)
 
 
 def test_an_engines_mistake_is_not_the_clients(
