@@ -56,7 +56,10 @@ def trace_of(source: str, kind: str | None, settings: Sequence[str]) -> Trace:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ValueError(f"{setting!r}: give settings as KEY=VALUE")
-        given[key.removeprefix("trace.")] = yaml.safe_load(value)
+        name = key.removeprefix("trace.")
+        if name in given or name in ("kind", "path"):
+            raise ValueError(f"{setting!r}: {name} is given already")
+        given[name] = _yaml(value, setting)
     kind = kind or kind_of(source)
     path = {} if kind in GENERATORS else {"path": source}
     opener: Callable[..., Trace] = open_trace
@@ -73,7 +76,15 @@ def model_of(name: str) -> ModelSpec:
         if not path.is_file():
             known = ", ".join(sorted(file.stem for file in (CONF / "model").glob("*.yaml")))
             raise ValueError(f"model={name} is unknown; choose one of {known}, or give a file")
-    return ModelSpec.from_config(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return ModelSpec.from_config(_yaml(path.read_bytes(), name))
+
+
+def _yaml(text: str | bytes, where: str) -> Any:
+    """What YAML makes of ``text``. Raises ValueError that begins with ``where``."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where}: not YAML ({' '.join(str(error).split())})") from error
 
 
 def _describe(options: argparse.Namespace) -> str:

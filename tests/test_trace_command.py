@@ -101,6 +101,9 @@ def test_working_set_without_reuse_is_empty() -> None:
     [
         (["describe", "nowhere.npz"], "nowhere.npz: no such trace file"),
         (["describe", "chat", "limit"], "'limit': give settings as KEY=VALUE"),
+        (["describe", "chat", "limit=[1"], "limit=[1: not YAML"),
+        (["describe", "chat", "limit=1", "trace.limit=2"], "'trace.limit=2': limit is given already"),
+        (["describe", "chat", "kind=scan"], "'kind=scan': kind is given already"),
         (["describe", "chat", "limit=0"], "trace.limit must be an integer of 1 or more"),
         (["describe", "chat", "--model", "gpt"], "model=gpt is unknown; choose one of bamba_9b"),
         (["convert", "chat", "--out", "x.json"], "the native format is .npz"),
@@ -122,4 +125,8 @@ def test_models_by_name_and_by_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="config"):
         model_of(str(tmp_path / "config.json"))
+    for text in (b"name: [1", b"\xff\xfe"):
+        (tmp_path / "model.yaml").write_bytes(text)
+        with pytest.raises(ValueError, match=r"model\.yaml: not YAML"):
+            model_of(str(tmp_path / "model.yaml"))
     assert trace_of("chat", None, ["trace.limit=3"]).num_requests == 3
