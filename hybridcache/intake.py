@@ -67,7 +67,10 @@ class Intake:
         tokens = self._tokens(chat.token_ids).copy()
         tokens.flags.writeable = False
         self._check_params(params)
-        if ttl_seconds is not None and not 0 < ttl_seconds < float("inf"):
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            # The queue is sorted by it: what cannot be compared would end the engine.
+            raise ValueError(f"priority={priority!r}: give a whole number")
+        if ttl_seconds is not None and not _is_duration(ttl_seconds):
             raise ValueError(f"ttl_seconds={ttl_seconds!r}: give seconds above 0, or None for the worker's")
         salt = checked_salt(cache_salt)
         max_tokens = self._max_tokens(len(tokens), params)
@@ -101,6 +104,8 @@ class Intake:
         return answers
 
     def _tokens(self, prompt: Prompt) -> TokenIds:
+        if isinstance(prompt, bytes | bytearray):
+            raise ValueError("the prompt is bytes: give a text, or token ids")
         if isinstance(prompt, str):
             tokens = as_token_ids(self._codec("a text prompt").encode(prompt))
         else:
@@ -156,7 +161,7 @@ class Intake:
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several. Raises ValueError for none, and for what is no prompt."""
-    if isinstance(prompts, str) or (isinstance(prompts, np.ndarray) and prompts.ndim == 1):
+    if isinstance(prompts, str | bytes | bytearray | np.ndarray) and np.ndim(prompts) < 2:
         return [prompts]
     found = list(prompts)
     if not found:
@@ -177,6 +182,11 @@ def checked_salt(salt: str | None) -> str:
         raise ValueError(f"cache_salt={salt!r}: give a text of 1 to {MOST_SALT} characters, or None")
     check_unicode(salt, f"cache_salt={salt!r}")
     return salt
+
+
+def _is_duration(seconds: object) -> bool:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return number and 0 < seconds < float("inf")  # type: ignore[operator]
 
 
 def _private(request_id: int) -> str:

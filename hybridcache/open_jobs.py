@@ -35,10 +35,15 @@ class OpenJobs:
         return len(self._jobs)
 
     def add(self, jobs: Sequence[Job]) -> None:
-        """Take all or none. Raises ValueError for an id in use and for too many at once, QueueFull."""
+        """Take all or none.
+
+        Raises ValueError for an id in use or that is no text, and for too many at once; QueueFull.
+        """
         names = [job.stream.request_id for job in jobs]
         new = sum(len(job.requests) for job in jobs)
         now = self._clock.now()
+        if wrong := [name for name in names if not isinstance(name, str)]:
+            raise ValueError(f"request_id={wrong[0]!r}: give a text, or None for a new one")
         with self._lock:
             used = [name for name in names if name in self._jobs]
             if used or len(set(names)) < len(names):

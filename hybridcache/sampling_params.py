@@ -49,9 +49,13 @@ class SamplingParams:
     """The same of each prompt token; the whole prompt is computed then, without the cache."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        for name, kind in (("stop", tuple), ("stop_token_ids", tuple), ("logit_bias", dict)):
+            value = getattr(self, name)
+            try:
+                own = (value,) if name == "stop" and isinstance(value, str) else kind(value)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name}={value!r}: give a {kind.__name__}") from error
+            object.__setattr__(self, name, own)
         most = float("inf")
         if self.max_tokens is not None:
             self._whole("max_tokens", self.max_tokens, 1)

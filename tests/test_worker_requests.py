@@ -37,6 +37,8 @@ def worker() -> Iterator[Worker]:
         ([1, 4_096], "token 4096; the vocabulary ends at 4095"),
         ([1, -1], "-1"),
         ([[1.5, 2.0]], "float"),
+        (b"bytes", "the prompt is bytes"),
+        ([b"bytes"], "the prompt is bytes"),
         ([None], "NoneType"),
         ([{"role": "user"}], "dict"),
         ([5] * 254, "254 prompt tokens and max_tokens=3 exceed max_model_len=256"),

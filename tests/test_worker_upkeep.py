@@ -88,6 +88,24 @@ def test_a_setting_of_another_type_is_named(make_worker: MakeWorker, setting: di
         make_worker(**setting)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"priority": "high"}, {"priority": float("nan")}, {"priority": 1.5}, {"priority": None},
+        {"ttl_seconds": "5m"}, {"ttl_seconds": True}, {"ttl_seconds": float("nan")}, {"ttl_seconds": 0},
+        {"request_id": 5}, {"cache_salt": 5},
+    ],
+)  # fmt: skip
+def test_a_request_of_another_type_is_refused_and_harms_nobody(
+    make_worker: MakeWorker, setting: dict[str, Any]
+) -> None:
+    worker = make_worker()
+    stream = worker.submit(tokens(40), GREEDY)
+    with pytest.raises(ValueError, match=f"^{next(iter(setting))}="):
+        worker.submit(tokens(30), GREEDY, **setting)
+    assert stream.result(60).finish_reason == "length" and worker.health
+
+
 def test_what_the_caller_does_with_its_arrays_changes_nothing(make_worker: MakeWorker) -> None:
     """A prompt and its parameters are taken as they are at the call, though they wait to be computed."""
     worker = make_worker()
