@@ -63,7 +63,7 @@ class SchedulerStats:
 
 @dataclass(slots=True)
 class Scheduler:
-    """Continuous batching over one PrefixCache: decodes first, then chunks of prompts, then new requests.
+    """Continuous batching over one PrefixCache: what runs, by priority and arrival, then new requests.
 
     Matching, pinning and allocating the prompt's blocks are one act at admission, so that how a prompt is cut
     into chunks changes nothing in the cache. When there is no room for the next tokens of a
