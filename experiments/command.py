@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 def run_command(config_name: str, job: Callable[[DictConfig], Any]) -> None:
@@ -20,12 +21,13 @@ def run_command(config_name: str, job: Callable[[DictConfig], Any]) -> None:
     Exit status 2 and one line on stderr for what the user can mend; HYDRA_FULL_ERROR=1 shows the traceback.
     """
     # A sweep runs one job per core, so that a job's arithmetic libraries must not start threads of their own.
+    before = {name: os.environ.get(name) for name in (*THREAD_LIMITS, FULL_ERROR)}
     for name in THREAD_LIMITS:
         os.environ.setdefault(name, "1")
-    show_trace = bool(os.environ.get("HYDRA_FULL_ERROR"))
+    show_trace = bool(os.environ.get(FULL_ERROR))
     # Hydra then raises instead of printing a traceback and leaving.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    warnings.formatwarning = _format_warning
+    os.environ[FULL_ERROR] = "1"
+    format_before, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         hydra.main(version_base="1.3", config_path="pkg://hybridcache.conf", config_name=config_name)(job)()
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
@@ -33,6 +35,14 @@ def run_command(config_name: str, job: Callable[[DictConfig], Any]) -> None:
             raise
         print(f"error: {_one_line(error)}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        # Who called it in a process of their own goes on as before.
+        warnings.formatwarning = format_before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _one_line(error: Exception) -> str:

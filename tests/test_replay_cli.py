@@ -35,6 +35,17 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return 0
 
 
+def test_the_command_leaves_its_process_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = warnings.formatwarning
+    assert run_here(monkeypatch, "budget_gb=-1") == 2
+    assert "budget_gb" in capsys.readouterr().err
+    assert not {*THREAD_LIMITS, "HYDRA_FULL_ERROR"} & os.environ.keys()
+    assert warnings.formatwarning is before
+
+
 def run_process(folder: Path, *arguments: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     here = Path(__file__).resolve().parents[1]
     return subprocess.Popen(
