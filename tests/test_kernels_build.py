@@ -1,5 +1,6 @@
 """Compiling, falling back, packing linears, and what is refused before a kernel runs."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hybridcache.kernels import build
 from hybridcache.kernels.build import BuildError, build_library, cache_folder
 from hybridcache.kernels.cpu import CpuOps
 from hybridcache.kernels.dispatch import build_ops
+from hybridcache.kernels.huge_pages import HUGE_PAGE, HugePages
 from hybridcache.kernels.linear import (
     TEST_PANELS,
     FixedLinear,
@@ -283,3 +285,26 @@ def test_a_batch_in_numbers() -> None:
     assert batch.block_tables.tolist() == [[7, 3], [-1, -1], [1, -1]]
     assert (batch.num_tokens, batch.max_slot, batch.min_slot, batch.max_block) == (5, 9, 0, 7)
     assert batch.num_pairs == 16 + 17 + 18 + 1 + 2
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system joins no pages"
+)
+def test_weights_ask_for_huge_pages_once_they_are_filled() -> None:
+    pages = HugePages(3 * HUGE_PAGE // 4, torch.float32)
+    address = pages.tensor.data_ptr()
+
+    def asked() -> bool:
+        inside = False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                inside = int(span[1], 16) <= address < int(span[2], 16)
+            elif inside and line.startswith("VmFlags:"):
+                return "hg" in line.split()
+        raise AssertionError("the tensor lies nowhere")
+
+    pages.tensor.copy_(torch.arange(len(pages.tensor)))
+    assert not asked()
+    pages.filled()
+    assert asked()
+    assert torch.equal(pages.tensor, torch.arange(len(pages.tensor), dtype=torch.float32))
