@@ -228,4 +228,5 @@ def full_cases(tokens: int) -> list[Case]:
         attention(tokens, 70, 1, 8),
         attention(tokens, 2, 1, 256),
         attention(tokens, 4, 4, 64, soft_cap=30.0),
+        *(attention(tokens, 2 * group, 2, 32) for group in (3, 4, 5, 8, 9)),  # query heads a KV head
     ]

@@ -7,25 +7,16 @@
 #include <utility>
 #include <vector>
 
+#include "few_rows.h"
 #include "panels.h"
-#include "storage.h"
 
 namespace {
 using namespace hc;
+using namespace hc::attention;
 
-constexpr int64_t kKeys = 64, kTileRows = 96;  // a multiple of the 6 rows of a micro-tile
-constexpr int64_t kHeld = 32768;                // floats of all queries of an item: a second level cache holds them
-constexpr int64_t kLines = 4;                   // cache lines of keys, and of values, asked for at once
-constexpr int64_t kFewRows = 12;                // up to here values are read from their pages
+constexpr int64_t kTileRows = 96;  // a multiple of the 6 rows of a micro-tile
+constexpr int64_t kHeld = 32768;   // floats of all queries of an item: a second level cache holds them
 constexpr float kMasked = -1e30f;
-
-struct Args {
-  Rows q, out;
-  Pool keys, values;
-  int64_t heads, kv_heads, head_dim;
-  float scale, soft_cap;  // soft_cap 0: none
-  int64_t window;         // 0: all keys
-};
 
 struct Scratch {
   int64_t padded;  // head_dim in whole panels
@@ -43,51 +34,9 @@ struct Scratch {
         total(rows) {}
 };
 
-// The keys and values of one sequence and KV head.
-struct Past {
-  const Args& p;
-  const Batch& batch;
-  const int64_t* table;
-  int64_t head, stop;  // stop: keys that there are
-
-  struct Place {
-    int64_t block, element;
-  };
-  Place place(int64_t key) const {  // in 32 bits: a division is what it costs
-    const uint32_t k = static_cast<uint32_t>(key), size = static_cast<uint32_t>(batch.block_size);
-    return {table[k / size], (k % size * p.kv_heads + head) * p.head_dim};
-  }
-  const char* at(const Pool& pool, int64_t key) const {
-    const Place to = place(key);
-    return pool.entry(to.block, to.element);
-  }
-  int64_t row() const { return p.kv_heads * p.head_dim; }  // elements from one key of a page to the next
-  // Whether vectors of keys can be taken from their pages as they are.
-  bool plain(const Pool& pool) const {
-    return pool.dtype == F32 && batch.block_size % VL == 0 && p.head_dim % kPanel == 0;
-  }
-};
-
-// Asks for keys and values in the order in which they lie: of each key's heads [head, head + heads) all.
-struct Ahead {
-  const Past& past;
-  int64_t bytes;  // of a key, and as much of a value
-  int64_t key = 0, end = 0, done = 0;
-  Ahead(const Past& first_head, int64_t heads)
-      : past(first_head), bytes(heads * past.p.head_dim * size_of(past.p.keys.dtype)) {}
-  void go(int64_t from, int64_t to) { key = from, end = std::min(to, past.stop), done = 0; }
-  void some() {
-    if (key >= end) return;
-    const Past::Place to = past.place(key);
-    const char *k = past.p.keys.entry(to.block, to.element), *v = past.p.values.entry(to.block, to.element);
-    const int64_t until = std::min(bytes, done + kLines * 64);
-    for (; done < until; done += 64) __builtin_prefetch(k + done), __builtin_prefetch(v + done);
-    if (done >= bytes) ++key, done = 0;
-  }
-};
-
-// Keys [first, first + count) transposed to panels [key / kPanel][d][kPanel]; keys that are not there are zero.
-void fetch_keys(const Past& past, Scratch& w, int64_t first, int64_t count, Ahead& ahead) {
+// Keys [first, first + count) transposed to panels [key / kPanel][d][kPanel]; keys that are not there are zero. Each
+// square of VL keys asks for so many lines ahead.
+void fetch_keys(const Past& past, Scratch& w, int64_t first, int64_t count, Ahead& ahead, int lines) {
   const Args& p = past.p;
   const bool plain = past.plain(p.keys);
   for (int64_t j = 0; j < kKeys; j += VL) {
@@ -100,7 +49,7 @@ void fetch_keys(const Past& past, Scratch& w, int64_t first, int64_t count, Ahea
       for (int64_t i = 0; i < there; ++i)
         read(&w.page[i * w.padded], past.at(p.keys, first + j + i), p.keys.dtype, p.head_dim);
     for (int64_t d = 0; d < p.head_dim; d += VL) {
-      ahead.some();
+      ahead.lines(lines);
       transpose(from + d, row, there, &w.keys[j / kPanel * kPanel * w.padded + d * kPanel + j % kPanel], kPanel);
     }
   }
@@ -122,16 +71,10 @@ bool finite(const Past& past, Scratch& w, int64_t first, int64_t count) {
 
 // sums[r, :] += weights[r, keys] values[keys, :] over the keys [first, first + count).
 void add_values(const Past& past, Scratch& w, const float* weights, float* sums, int64_t rows, int64_t first,
-                int64_t count) {
+                int64_t count, Ahead& ahead) {
   const Args& p = past.p;
-  if (rows <= kFewRows && past.plain(p.values)) {
-    const int64_t size = past.batch.block_size;
-    for (int64_t j = 0; j < count;) {
-      const int64_t n = std::min(count - j, size - (first + j) % size);
-      const Panels page{reinterpret_cast<const float*>(past.at(p.values, first + j)), past.row(), kPanel};
-      multiply(weights + j, kKeys, page, n, sums, w.padded, rows, w.padded);
-      j += n;
-    }
+  if (rows <= kFewForValues && past.plain(p.values)) {
+    few_values(rows, past, weights, sums, w.padded, first, count, ahead);
     return;
   }
   const bool plain = past.plain(p.values);
@@ -180,10 +123,14 @@ void block(const Past& past, Scratch& w, int64_t at, int64_t rows, int64_t posit
            Ahead& ahead) {
   const Args& p = past.p;
   const int64_t group = p.heads / p.kv_heads, count = std::min(kKeys, past.stop - first);
-  fetch_keys(past, w, first, count, ahead);
-  std::fill_n(w.scores.begin(), rows * kKeys, 0.f);
-  multiply(&w.q[at * w.padded], w.padded, {w.keys.data(), kPanel, w.padded * kPanel}, p.head_dim, w.scores.data(),
-           kKeys, rows, kKeys);
+  const float* q = &w.q[at * w.padded];
+  if (rows <= kFewForScores && past.plain(p.keys)) {
+    few_scores(rows, past, q, w.padded, first, count, w.scores.data(), ahead);
+  } else {
+    fetch_keys(past, w, first, count, ahead, rows <= kFewForValues ? 2 : 4);
+    std::fill_n(w.scores.begin(), rows * kKeys, 0.f);
+    multiply(q, w.padded, {w.keys.data(), kPanel, w.padded * kPanel}, p.head_dim, w.scores.data(), kKeys, rows, kKeys);
+  }
   const auto seen_by = [&](int64_t r) -> std::pair<int64_t, int64_t> {  // of the block's keys
     const int64_t own = position + r / group - first, oldest = p.window ? own - p.window + 1 : 0;
     return {std::clamp<int64_t>(oldest, 0, kKeys), std::clamp<int64_t>(own + 1, 0, kKeys)};
@@ -196,13 +143,14 @@ void block(const Past& past, Scratch& w, int64_t at, int64_t rows, int64_t posit
     run(p, &w.scores[r * kKeys], &w.sums[row * w.padded], w.padded, w.top[row], w.total[row], low, high);
     alike &= high - low >= count;
   }
+  float* sums = &w.sums[at * w.padded];
   if (alike || finite(past, w, first, count)) {
-    add_values(past, w, w.scores.data(), &w.sums[at * w.padded], rows, first, count);
+    add_values(past, w, w.scores.data(), sums, rows, first, count, ahead);
     return;
   }
   for (int64_t r = 0; r < rows; ++r) {
     const auto [low, high] = seen_by(r);
-    add_values(past, w, &w.scores[r * kKeys + low], &w.sums[(at + r) * w.padded], 1, first + low, high - low);
+    add_values(past, w, &w.scores[r * kKeys + low], sums + r * w.padded, 1, first + low, high - low, ahead);
   }
 }
 
