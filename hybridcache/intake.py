@@ -156,7 +156,7 @@ class Intake:
 
     @staticmethod
     def _reader(codec: TextCodec, params: SamplingParams) -> TextStream:
-        return TextStream(codec.decode, params.stop, params.min_tokens)
+        return TextStream(codec.decoder(params.shown_token_ids), params.stop, params.min_tokens)
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

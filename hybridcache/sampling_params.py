@@ -35,6 +35,8 @@ class SamplingParams:
     """Texts that end the answer and are left out of it."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the answer, as the model's end tokens do; left out of it."""
+    shown_token_ids: tuple[int, ...] = ()
+    """Special tokens that the answer's text has all the same, such as marks around calls of tools."""
     ignore_eos: bool = False
     """Go on past the model's end tokens."""
     min_tokens: int = 0
@@ -49,7 +51,12 @@ class SamplingParams:
     """The same of each prompt token; the whole prompt is computed then, without the cache."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("stop", tuple), ("stop_token_ids", tuple), ("logit_bias", dict)):
+        for name, kind in (
+            ("stop", tuple),
+            ("stop_token_ids", tuple),
+            ("shown_token_ids", tuple),
+            ("logit_bias", dict),
+        ):
             value = getattr(self, name)
             try:
                 own = (value,) if name == "stop" and isinstance(value, str) else kind(value)
@@ -80,8 +87,9 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"stop={self.stop!r}: give texts that are not empty")
-        for token in self.stop_token_ids:
-            self._whole("stop_token_ids", token, 0)
+        for name in ("stop_token_ids", "shown_token_ids"):
+            for token in getattr(self, name):
+                self._whole(name, token, 0)
         for token, bias in self.logit_bias.items():
             self._whole("logit_bias token", token, 0)
             self._number(f"logit_bias[{token}]", bias, -100.0, 100.0)

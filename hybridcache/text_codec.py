@@ -2,7 +2,7 @@
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -47,7 +47,13 @@ class TextCodec:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self._lock = Lock()
-        self.decode: Decode = _decoder(copy.deepcopy(tokenizer))
+        own = copy.deepcopy(tokenizer)
+        self._special = {
+            str(token): index for index, token in own.added_tokens_decoder.items() if token.special
+        }
+        """Token ids, by their texts."""
+        self._decode_all = _decoder(own, skip_special_tokens=False)
+        self.decode: Decode = _decoder(own, skip_special_tokens=True)
         """Text of token ids, without special tokens. One thread at a time."""
 
     @property
@@ -55,6 +61,21 @@ class TextCodec:
         """The checkpoint's chat templates as one text; empty without any."""
         found = self._tokenizer.chat_template or ""
         return found if isinstance(found, str) else "\n".join(found.values())
+
+    def special_tokens(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of ``texts`` that are special tokens, with their ids."""
+        return {text: self._special[text] for text in texts if text in self._special}
+
+    def decoder(self, shown_token_ids: Collection[int]) -> Decode:
+        """`decode`, but that these special tokens are part of the text. One thread at a time."""
+        if not shown_token_ids:
+            return self.decode
+        left_out = set(self._special.values()).difference(shown_token_ids)
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return self._decode_all([token for token in token_ids if token not in left_out])
+
+        return decode
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer puts around one.
@@ -124,18 +145,20 @@ class TextCodec:
         return text
 
 
-def _decoder(tokenizer: "PreTrainedTokenizerBase") -> Decode:
+def _decoder(tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool) -> Decode:
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is not None:
 
         def decode(token_ids: Sequence[int]) -> str:
-            text: str = fast.decode(token_ids, skip_special_tokens=True)
+            text: str = fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
             return text
 
         return decode
 
     def decode_slowly(token_ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = tokenizer.decode(
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
         return text
 
     return decode_slowly

@@ -1,6 +1,8 @@
 """Calls of tools read out of answers: formats, parts, and both APIs."""
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridcache.models.presets import preset_folder
 from hybridcache.request import Request
 from hybridcache.sampler import Logits, Sampler
 from hybridcache.server.tool_calls import MARKS, Call, CallFormat, CallReader, marks_of
@@ -17,7 +20,7 @@ from tests.worker_setup import make_worker
 
 __all__ = ["make_server", "make_worker"]
 
-HERMES, JAMBA, NEMOTRON = MARKS
+HERMES, JAMBA, NEMOTRON, GRANITE, MISTRAL = MARKS
 SCHEMAS = {
     "weather": {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": "integer"}}}
 }
@@ -80,12 +83,35 @@ ANSWERS = {
     "list": (JAMBA, f" <tool_calls>[{ROME_JSON}, {OSLO_JSON}]</tool_calls>", [ROME, OSLO]),
     "other marks": (JAMBA, f"<tool_call>{ROME_JSON}</tool_call>", [f"<tool_call>{ROME_JSON}</tool_call>"]),
     "capitals": (NEMOTRON, f"<TOOLCALL>[{ROME_JSON}]</TOOLCALL>", [ROME]),
+    "no end": (GRANITE, f"I ask. <|tool_call|>[{ROME_JSON}, {OSLO_JSON}]", ["I ask.", ROME, OSLO]),
+    "Phi": (GRANITE, f"<|tool_call|>[{ROME_JSON}]<|/tool_call|>", [ROME]),
+    "Mistral, a list": (MISTRAL, f"[TOOL_CALLS] [{ROME_JSON}, {OSLO_JSON}]", [ROME, OSLO]),
+    "Mistral, names": (
+        MISTRAL,
+        'I ask.[TOOL_CALLS]weather[ARGS]{"place": "Rome", "days": 2}'
+        '[TOOL_CALLS]weather[ARGS]{"place": "Oslo"}',
+        ["I ask.", ROME, OSLO],
+    ),
+    "Mistral, cut off": (MISTRAL, "[TOOL_CALLS]weather[ARGS]{", ["[TOOL_CALLS]weather[ARGS]{"]),
+    "ARGS in a text": (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"x": "a[ARGS]{}"}}</tool_call>',
+        [Call("f", {"x": "a[ARGS]{}"})],
+    ),
 }
+HIDDEN = {
+    "a call": (f"I ask. <tool_call>{ROME_JSON}</tool_call>", ["I ask.", ROME]),
+    "no call": ("I <tool_call> say</tool_call> so", ["I  say so"]),
+    "never closed": ("I ask <tool_call>her", ["I ask her"]),
+    "a stray end": (f"a </tool_call>b <tool_call>{OSLO_JSON}</tool_call></tool_call>", ["a b", OSLO]),
+    "a mark made of two": ("a <tool_<tool_call>x</tool_call>call> b", ["a <tool_xcall> b"]),
+}
+"""Texts whose marks are special tokens."""
 
 
-def read(parts: list[str], marks: Any = HERMES) -> list[str | Call]:
+def read(parts: list[str], marks: Any = HERMES, hidden: tuple[str, ...] = ()) -> list[str | Call]:
     """Items of a text that comes in parts, words that touch joined."""
-    reader = CallReader(CallFormat(marks, SCHEMAS))
+    reader = CallReader(CallFormat(marks, SCHEMAS, hidden))
     found: list[str | Call] = []
     for item in [item for part in parts for item in reader.add(part)] + reader.end():
         if isinstance(item, str) and found and isinstance(found[-1], str):
@@ -101,6 +127,12 @@ def test_words_and_calls_are_told_apart(marks: Any, text: str, wanted: list[str 
     assert read(list(text), marks) == wanted
 
 
+@pytest.mark.parametrize(("text", "wanted"), HIDDEN.values(), ids=HIDDEN)
+def test_marks_that_are_special_tokens_are_no_words(text: str, wanted: list[str | Call]) -> None:
+    assert read([text], HERMES, HERMES) == wanted
+    assert read(list(text), HERMES, HERMES) == wanted
+
+
 @given(st.data())
 def test_how_a_text_is_parted_changes_nothing(data: st.DataObject) -> None:
     pieces = ["<tool_call>", "</tool_call>", "<tool_", ROME_JSON, TAGS, " ", "\n", "word", "<", "{", "é"]
@@ -111,6 +143,7 @@ def test_how_a_text_is_parted_changes_nothing(data: st.DataObject) -> None:
     assert found == read([text])
     if not any(isinstance(item, Call) for item in found):
         assert "".join(map(str, found)) == text
+    assert read(parts, HERMES, HERMES) == read([text], HERMES, HERMES)
 
 
 def test_words_do_not_wait_for_what_cannot_be_a_call() -> None:
@@ -123,6 +156,7 @@ def test_words_do_not_wait_for_what_cannot_be_a_call() -> None:
 def test_the_template_says_what_marks_are_used() -> None:
     assert marks_of("{{ '<tool_calls>[' }}") == JAMBA
     assert marks_of("{{ '<tool_call>' }}") == HERMES
+    assert marks_of("{{ '[TOOL_CALLS]' }}") == MISTRAL
     assert marks_of("{{ message.content }}") is None
 
 
@@ -136,14 +170,98 @@ ANSWER = f"I ask.\n<tool_call>\n{ROME_JSON}\n</tool_call>\n<tool_call>\n{OSLO_JS
 def server(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> Server:
     """Its model says ANSWER, whatever it is asked, where tokens are drawn."""
     made = make_server()
-    script = made.worker.codec.encode(ANSWER, add_special_tokens=False)
+    say(monkeypatch, made, ANSWER)
+    return made
+
+
+def say(monkeypatch: pytest.MonkeyPatch, server: Server, answer: str) -> None:
+    script = server.worker.codec.encode(answer, add_special_tokens=False)
 
     def next_token(self: Sampler, request: Request, logits: Logits) -> int:
         said = len(request.output)
         return script[said] if said < len(script) else min(request.end_token_ids)
 
     monkeypatch.setattr(Sampler, "next_token", next_token)
-    return made
+
+
+def with_special_marks(folder: Path, marks: Sequence[str]) -> Path:
+    """The tiny checkpoint; ``marks`` are special tokens, and its template has the first two of them."""
+    preset = preset_folder("tiny")
+    for file in preset.iterdir():
+        if file.name not in ("tokenizer.json", "chat_template.jinja"):
+            (folder / file.name).symlink_to(file)
+    tokenizer = json.loads((preset / "tokenizer.json").read_text())
+    ids = {index: token for token, index in tokenizer["model"]["vocab"].items()}
+    for index, mark in enumerate(marks, len(ids) - len(marks)):
+        old = ids[index]
+        tokenizer["model"]["vocab"][mark] = tokenizer["model"]["vocab"].pop(old)
+        merges = tokenizer["model"]["merges"]
+        tokenizer["model"]["merges"] = [merge for merge in merges if "".join(merge) != old]
+        tokenizer["added_tokens"].append(
+            tokenizer["added_tokens"][0] | {"id": index, "content": mark, "special": True}
+        )
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    template = (preset / "chat_template.jinja").read_text()
+    for plain, mark in zip(HERMES, marks, strict=False):
+        template = template.replace(plain, mark)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+SPECIAL = {
+    "Hermes": (HERMES, ANSWER),
+    "Granite": (GRANITE[:1], f"I ask.<|tool_call|>[{ROME_JSON}, {OSLO_JSON}]"),
+    "Mistral": ((MISTRAL.begin, "[ARGS]"), ANSWERS["Mistral, names"][1]),
+}
+
+
+@pytest.mark.parametrize(("marks", "answer"), SPECIAL.values(), ids=SPECIAL)
+def test_calls_between_special_tokens(
+    make_server: MakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    marks: Sequence[str],
+    answer: str,
+) -> None:
+    server = make_server(model=with_special_marks(tmp_path, marks))
+    codec = server.worker.codec
+    assert len(codec.special_tokens(marks)) == len(marks)
+    say(monkeypatch, server, answer)
+    chat: Any = {"model": "tiny", "messages": CHAT, "tools": TOOLS, "temperature": 0.5, "max_tokens": 400}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        (whole,) = client.chat.completions.create(**chat).choices
+        with client.chat.completions.stream(**chat) as stream:
+            contents = [e.delta for e in stream if e.type == "content.delta"]
+            (streamed,) = stream.get_final_completion().choices
+        for choice in (whole, streamed):
+            assert choice.finish_reason == "tool_calls" and choice.message.content == "I ask."
+            calls = choice.message.tool_calls or []
+            assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [ROME, OSLO]
+        assert "".join(contents) == "I ask."
+        # Where nothing is read, marks are left out as all special tokens are.
+        bare = codec.decode(codec.encode(answer, add_special_tokens=False))
+        assert not any(mark in bare for mark in marks)
+        for plain in (chat | {"tool_choice": "none"}, {k: v for k, v in chat.items() if k != "tools"}):
+            assert client.chat.completions.create(**plain).choices[0].message.content == bare
+        say(monkeypatch, server, f"So{marks[0]}it{marks[-1]} is.")
+        assert client.chat.completions.create(**chat).choices[0].message.content == "Soit is."
+        say(monkeypatch, server, answer)
+    tools: Any = [{"name": "weather", "input_schema": SCHEMAS["weather"]}]
+    body: Any = chat | {"tools": tools}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client_:
+        message = client_.messages.create(**without_temperature(body))
+        with client_.messages.stream(**without_temperature(body)) as events:
+            final = events.get_final_message()
+        answers: list[Any] = [message, final]
+        for found in answers:
+            text, *uses = found.content
+            assert found.stop_reason == "tool_use" and text.type == "text" and text.text == "I ask."
+            assert [(c.name, c.input) for c in uses if c.type == "tool_use"] == [ROME, OSLO]
+
+
+def without_temperature(body: dict[str, Any]) -> dict[str, Any]:
+    """For a client that has no such argument any more."""
+    return {k: v for k, v in body.items() if k != "temperature"} | {"extra_body": {"temperature": 0.5}}
 
 
 def test_openai(server: Server) -> None:

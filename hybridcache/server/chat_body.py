@@ -11,7 +11,7 @@ from hybridcache.server.body import Body, Items
 from hybridcache.server.chat_message import ChatMessage, Conversation, conversation
 from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import GenerationBody, seconds
-from hybridcache.server.tool_calls import CallFormat, marks_of
+from hybridcache.server.tool_calls import ARGUMENTS, CallFormat, marks_of
 from hybridcache.text_codec import ChatPrompt, TextCodec
 from hybridcache.worker import Worker
 
@@ -96,6 +96,7 @@ class ChatBody(ChatFields, GenerationBody):
             {"max_tokens": "max_completion_tokens" if newer else "max_tokens", "logprobs": "top_logprobs"},
             max_tokens=self.max_completion_tokens if newer else self.max_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            shown_token_ids=shown_tokens(worker.codec, self.calls(worker.codec)),
         )
 
     def cache_settings(self, headers: Headers) -> dict[str, Any]:
@@ -131,7 +132,14 @@ def chat_prompt(
 def call_format(codec: TextCodec, schemas: Mapping[str, object], choice: object) -> CallFormat | None:
     """How calls are read out of answers: between the marks of the checkpoint's template, if it has some."""
     marks = marks_of(codec.template) if schemas and choice != "none" else None
-    return None if marks is None else CallFormat(marks, schemas)
+    if marks is None:
+        return None
+    return CallFormat(marks, schemas, tuple(codec.special_tokens((*marks, ARGUMENTS))))
+
+
+def shown_tokens(codec: TextCodec, form: CallFormat | None) -> tuple[int, ...]:
+    """The special tokens that an answer's text has to have, for calls to be read out of it."""
+    return () if form is None else tuple(codec.special_tokens(form.hidden).values())
 
 
 def unforced_calls(choice: object) -> ApiError:

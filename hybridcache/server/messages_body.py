@@ -9,7 +9,14 @@ from starlette.datastructures import Headers
 from hybridcache.chat_outline import Breakpoint
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.server.body import Body, Items
-from hybridcache.server.chat_body import FREE_CHOICES, call_format, chat_prompt, longest, unforced_calls
+from hybridcache.server.chat_body import (
+    FREE_CHOICES,
+    call_format,
+    chat_prompt,
+    longest,
+    shown_tokens,
+    unforced_calls,
+)
 from hybridcache.server.chat_message import PART_SEPARATOR, CacheControl, Conversation
 from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import salt_of, sampling_params, seconds
@@ -149,6 +156,7 @@ class MessagesBody(CountBody):
             "top_p": defaults.top_p if self.top_p is None else self.top_p,
             "top_k": defaults.top_k if self.top_k is None else self.top_k,
             "stop": tuple(self.stop_sequences or ()),
+            "shown_token_ids": shown_tokens(worker.codec, self.calls(worker.codec)),
         }
         return sampling_params(settings, {"stop": "stop_sequences"})
 
