@@ -26,12 +26,13 @@ inline vf weights(const uint16_t* p) {  // bfloat16
 }
 
 // R rows of `out` become `start` (rows start_stride floats apart; 0: the same for all) plus their sums over `count`
-// k. With kFetch every step asks for what lies `step` bytes further on from `ahead`.
+// >= 1 k. With kFetch every step asks for what lies `step` bytes further on from `ahead`.
 template <int R, bool kFetch, class W>  // inlined into a larger function its sums would not stay in registers
 [[gnu::noinline]] void micro(const float* x, int64_t x_stride, const W* w, int64_t count, const float* start,
                              int64_t start_stride, float* out, int64_t stride, const char* ahead, int64_t step) {
   vf sum[R][2] = {};
-  for (int64_t k = 0; k < count; ++k) {
+  int64_t k = 0;
+  do {  // at least one: else the compiler keeps sums of no steps in memory
     if (kFetch) __builtin_prefetch(ahead + k * step);
     const vf w0 = weights(w + k * kPanel), w1 = weights(w + k * kPanel + VL);
     for (int r = 0; r < R; ++r) {
@@ -39,7 +40,7 @@ template <int R, bool kFetch, class W>  // inlined into a larger function its su
       sum[r][0] = fma(a, w0, sum[r][0]);
       sum[r][1] = fma(a, w1, sum[r][1]);
     }
-  }
+  } while (++k < count);
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < 2; ++i)
       store(out + r * stride + i * VL, load(start + r * start_stride + i * VL) + sum[r][i]);
