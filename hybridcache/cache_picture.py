@@ -76,7 +76,10 @@ def picture(cache: PrefixCache, now: float, limit: int) -> CachePicture:
     """The cache at ``now``, seconds, with ``limit`` nodes at most.
 
     Frees what has expired, as the next request would; what a request still holds of it is shown.
+    Raises ValueError for a limit that is no count.
     """
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise ValueError(f"limit={limit!r}: give the nodes to show, a whole number of at least 0")
     cache.expire(now)
     store = cache.store
     store.refresh()

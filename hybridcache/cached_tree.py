@@ -111,7 +111,7 @@ class CachedTree:
                 parent, node = node, self.tree.append(node, rest, taken)
                 node.expires_at = expires_at
                 self.next_expiry = min(self.next_expiry, expires_at)
-                row = self.table.add(node, now, self.evictor.policy.clock)
+                row = self.table.add(node, now, self.evictor.clock)
                 self.table.resumable[row] = not self.recurrent
                 self.changed(node)
                 self.live_until(parent, expires_at)
@@ -267,7 +267,7 @@ class CachedTree:
         table.resumable[row] = True
         table.accessed[row] = now
         self._touch(node, now)
-        table.clock[row] = self.evictor.policy.clock
+        table.clock[row] = self.evictor.clock
         table.first_out[row] = table.used[row] = False
         self.renew_slot(node, expires_at)
         self.changed(node)
@@ -299,7 +299,7 @@ class CachedTree:
         table.hits[row] += 1
         table.accessed[row] = now
         self._touch(node, now)
-        table.clock[row] = self.evictor.policy.clock
+        table.clock[row] = self.evictor.clock
         table.first_out[row] = False
         self.changed(node)
         if node.slot is None:

@@ -24,6 +24,11 @@ class CheckpointTaker:
         self.admission = admission
         if not isinstance(getattr(admission, "name", None), str):
             raise ValueError(f"admission policy {type(admission).__name__} has no name: give its class one")
+        for flag in ("final", "latest_only"):
+            if not isinstance(value := getattr(admission, flag), bool):
+                raise ValueError(
+                    f"admission policy {admission.name!r} has {flag}={value!r}: give True or False"
+                )
 
     def plan(self, lease: Lease, prompt: PromptFacts, remembered: Remembered, first: bool) -> None:
         """Plan the checkpoints of a new lease; with ``first`` the policy learns from its prompt."""

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 from collections import deque
 
 import numpy as np
@@ -14,6 +15,8 @@ from hybridcache.policies.columns import Columns, Facts
 from hybridcache.policies.eviction import EvictionPolicy
 
 SHARE_PER_SCORING = 0.02
+FLAGS = ("leaves_only", "by_block", "touches_path", "relative", "remembers", "revives", "wants_census")
+"""What a policy declares of itself."""
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,11 @@ class Evictor:
         self._queue: deque[tuple[Node, int]] = deque()
         if not isinstance(getattr(policy, "name", None), str):
             raise ValueError(f"eviction policy {type(policy).__name__} has no name: give its class one")
+        for flag in FLAGS:
+            if not isinstance(value := getattr(policy, flag, None), bool | np.bool_):
+                raise ValueError(f"eviction policy {policy.name!r} has {flag}={value!r}: give True or False")
+        if not _is_number(clock := getattr(policy, "clock", None)):
+            raise ValueError(f"eviction policy {policy.name!r} has clock={clock!r}: give a number")
         try:
             columns = Columns.blank(3)
             columns.freeze()
@@ -47,6 +55,15 @@ class Evictor:
                 raise ValueError(f"its scores are {scores}")
         except Exception as error:
             raise ValueError(f"eviction policy {policy.name!r} cannot score new nodes: {error}") from error
+
+    @property
+    def clock(self) -> float:
+        """The policy's own; 0 when it is no number any more, which is logged and counted."""
+        clock = self.policy.clock
+        if _is_number(clock):
+            return float(clock)
+        self._failed()
+        return 0.0
 
     def next(self, now: float, frees_state: bool, frees_kv: bool) -> Node | None:
         """The evictable node to go next, or None. Modifies neither tree nor table.
@@ -162,7 +179,15 @@ class Evictor:
 
     def _failed(self) -> None:
         self.num_policy_errors += 1
-        log.exception("eviction policy %r failed; the least recently used node goes", self.policy.name)
+        log.error(
+            "eviction policy %r failed; the least recently used node goes",
+            self.policy.name,
+            exc_info=sys.exception() or ValueError(f"clock={self.policy.clock!r} is no number"),
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and math.isfinite(value)
 
 
 def _valid_scores(

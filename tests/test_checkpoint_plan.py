@@ -123,3 +123,10 @@ def test_an_answer_goes_without(fails_in: str, following: float) -> None:
     policy.fails_in, policy.following = fails_in, following
     cache, first, then = serve(policy)
     assert (first, then) == ([4], []) and cache.stats.admission_errors == 1
+
+
+@pytest.mark.parametrize("flag", ["final", "latest_only"])
+def test_a_flag_that_is_none_is_refused_at_once(flag: str) -> None:
+    policy = type("Own", (Given,), {flag: "no"})()
+    with pytest.raises(ValueError, match=f"admission policy 'given' has {flag}='no': give True or False"):
+        serve(policy)

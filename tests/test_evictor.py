@@ -1,6 +1,7 @@
 """The evictor: batches of 2%, changed nodes passed over, and policies that fail."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
@@ -250,6 +251,25 @@ def test_a_policy_without_a_name_is_refused_at_once() -> None:
 
     with pytest.raises(ValueError, match="eviction policy Nameless has no name"):
         Evictor(NodeTable(), Nameless())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("clock", "noon"), ("clock", None), ("clock", math.nan), ("leaves_only", "no")]
+)
+def test_what_a_policy_declares_of_itself_is_checked(name: str, value: object) -> None:
+    """Every request that reads or computes would fail over it."""
+    policy = type("Own", (Lfu,), {name: value, "name": "own"})()
+    with pytest.raises(ValueError, match=rf"'own' has {name}={value!r}: give "):
+        Evictor(NodeTable(), policy)
+
+
+def test_a_clock_that_breaks_costs_the_clock_alone() -> None:
+    policy = Lfu()
+    evictor = Evictor(filled(4), policy)
+    policy.clock = 3
+    assert evictor.clock == 3.0 and evictor.num_policy_errors == 0
+    policy.clock = "noon"  # type: ignore[assignment]
+    assert evictor.clock == 0.0 and evictor.num_policy_errors == 1
 
 
 def test_events_carry_the_facts_before_they_change() -> None:

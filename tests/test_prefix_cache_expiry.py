@@ -134,6 +134,26 @@ def test_expired_but_pinned(spec: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_a_life_shorter_than_the_answer(spec: ModelSpec) -> None:
+    """A request uses its prefix when it starts and when it ends, so all of it lives on from there."""
+    driver = make(spec)
+    request = driver.submit(range(10), max_tokens=4)
+    driver.step(request, list(range(10)))
+    driver.now = 10.0
+    assert hit(driver, *range(10), 60) == 0, "an answer that goes on reads it, but tells nobody"
+    for token in (50, 51, 52):
+        driver.step(request, [token])
+        driver.now += 1.0
+    driver.finish(request)
+    driver.check()
+    driver.now += 9.9
+    assert hit(driver, *range(10), 50, 51, 52, 60) == 13
+    assert driver.cache.match_prefix([*range(10), 60], Namespace(), driver.now).matched == 10
+    driver.now += 0.1
+    assert hit(driver, *range(10), 50, 51, 52, 60) == 0
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_expired_and_computed_again(spec: ModelSpec) -> None:
     """Another lease pins the expired path; what is inserted anew along it lives again."""
     driver = make(spec)

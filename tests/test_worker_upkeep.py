@@ -48,6 +48,15 @@ def test_memory_is_given_back_though_no_step_follows(make_worker: MakeWorker, wa
     assert (found == (0, 0, 0, 0)) == (way != "abort")
 
 
+@pytest.mark.parametrize("limit", [1.5, -1, True, "all"])
+def test_a_picture_of_no_count_is_refused(make_worker: MakeWorker, limit: Any) -> None:
+    worker = make_worker()
+    with pytest.raises(ValueError, match=rf"limit={limit!r}: give the nodes to show"):
+        worker.picture(limit)
+    worker.generate([tokens(40)], GREEDY)
+    assert len(worker.picture(1).nodes) == 1 and worker.picture(0).nodes == ()
+
+
 def test_what_has_expired_is_not_shown(make_worker: MakeWorker) -> None:
     worker = make_worker(ttl_seconds=600.0)
     worker.submit(tokens(40), GREEDY, ttl_seconds=0.2).result(60)
