@@ -11,6 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from hybridcache.experiments.known_settings import unknown_setting
+
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -46,6 +48,8 @@ def run_command(config_name: str, job: Callable[[DictConfig], Any]) -> None:
 
 
 def _one_line(error: Exception) -> str:
+    if (said := unknown_setting(str(error))) is not None:
+        return said
     text = str(error).partition("Config search path:")[0]  # which says nothing to the user
     return " ".join(text.split())
 

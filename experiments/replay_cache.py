@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import partial
 
+from hybridcache.experiments.policy_failure import check_policies
 from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.experiments.traces.request import TraceRequest
 from hybridcache.lease import Lease
@@ -33,6 +34,8 @@ def replay_cache(
     tokens are the trace's. The last one is never fed to the
     model, so a request leaves ``num_prompt + n - 1`` tokens behind. Requests that can never fit are counted
     and change nothing.
+
+    Raises ValueError when a policy fails.
     """
     namespace = Namespace(spec.fingerprint)
     stats = cache.stats
@@ -77,6 +80,7 @@ def replay_cache(
         while lease.num_computed < end:
             _compute(cache, lease, tokens, min([end, *lease.planned[:1]]), now)
         cache.finish(lease, end, now)
+        check_policies(cache)
         flops, saved = prefix_flops(num_prompt), prefix_flops(hit)
         evicted, admitted = stats.evictions - evicted, stats.checkpoints_admitted - admitted
         rows.append((*facts, False, hit, matched, flops, saved, admitted, evicted, *lost))

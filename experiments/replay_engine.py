@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from hybridcache.experiments.policy_failure import check_policies
 from hybridcache.experiments.request_rows import RequestRows, Row
 from hybridcache.experiments.simulation import TimedEngine
 from hybridcache.experiments.traces.request import TraceRequest
@@ -27,7 +28,8 @@ class _Recorder:
     """
 
     def __init__(self, served: TimedEngine, spec: ModelSpec, rows: RequestRows) -> None:
-        self._stats = served.engine.cache.stats
+        self._cache = served.engine.cache
+        self._stats = self._cache.stats
         self._flops = spec.prefix_flops
         self._rows = rows
         self._facts: dict[int, Row] = {}
@@ -45,9 +47,10 @@ class _Recorder:
         self._end(index, row)
 
     def finished(self, request: Request) -> None:
-        """Raises what the request's step failed with."""
+        """Raises what the request's step failed with, ValueError where a policy did."""
         if request.error is not None:
             raise request.error
+        check_policies(self._cache)
         assert request.admitted_at is not None and request.first_token_at is not None, request
         assert request.finished_at is not None, request
         lost = [request.lost.get(reason, 0) for reason in LOSS_REASONS]
@@ -85,6 +88,8 @@ def replay_engine(
     A request arrives at its trace's time divided by ``speed``, whatever became of those before it, and is
     taken in by the first step from then on. Answers are the trace's. Where nothing runs, the clock goes on to
     the next arrival. A request without an answer is given one token, which nobody computes.
+
+    Raises ValueError when a policy fails.
     """
     engine, clock = served.engine, served.clock
     namespace = Namespace(spec.fingerprint)

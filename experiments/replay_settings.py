@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hybridcache.experiments.engine_settings import EngineSettings
-from hybridcache.experiments.setting import choice, number, whole
+from hybridcache.experiments.setting import choice, flag, number, whole
 from hybridcache.experiments.worker_settings import WorkerSettings
 from hybridcache.scheduler import SchedulerConfig
 
@@ -90,7 +90,7 @@ class ReplaySettings:
                 "max_num_batched_tokens", config.get("max_num_batched_tokens", DEFAULT_STEP_TOKENS), 1
             ),
             seed=whole("trace.seed", config["trace"].get("seed", config["seed"]), 0),
-            overwrite=bool(config["overwrite"]),
+            overwrite=flag("overwrite", config["overwrite"]),
             wandb=config["wandb"],
             engine=EngineSettings.from_config(config, used=mode != "cache"),
             worker=worker,

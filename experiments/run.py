@@ -18,6 +18,7 @@ from hybridcache.experiments.assisted_cache import assisted_cache
 from hybridcache.experiments.code_version import code_version
 from hybridcache.experiments.engine_settings import EngineSettings
 from hybridcache.experiments.engine_summary import ReplayTimes, engine_summary
+from hybridcache.experiments.known_settings import ignored_settings
 from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_engine import replay_engine
 from hybridcache.experiments.replay_settings import ReplaySettings
@@ -159,6 +160,13 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec.from_hf(folder, name=str(model["name"]), kv_dtype="float32", conv_dtype="float32")
 
 
+def known_tokens(trace: Trace, spec: ModelSpec, model: str) -> Trace:
+    """``trace`` as the preset or checkpoint ``model`` can compute it. Raises ValueError for neither."""
+    from hybridcache.served_model import model_length
+
+    return VocabularyTrace(trace, spec.vocab_size, model_length(checkpoint_of(model), None))
+
+
 def build_parts(settings: ReplaySettings) -> tuple[ModelSpec, PrefixCache, Trace]:
     """The model's geometry, an empty cache, and the opened trace.
 
@@ -168,10 +176,7 @@ def build_parts(settings: ReplaySettings) -> tuple[ModelSpec, PrefixCache, Trace
     spec = spec_of(settings.model)
     trace = open_trace(**settings.trace)
     if settings.worker is not None:
-        from hybridcache.served_model import model_length
-
-        length = model_length(checkpoint_of(settings.worker.model), None)
-        trace = VocabularyTrace(trace, spec.vocab_size, length)
+        trace = known_tokens(trace, spec, settings.worker.model)
     cache = assisted_cache(
         spec,
         trace,
@@ -188,10 +193,15 @@ def build_parts(settings: ReplaySettings) -> tuple[ModelSpec, PrefixCache, Trace
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """The configuration as plain containers; paths are taken from the folder the user was in."""
+    """The configuration as plain containers; paths are taken from the folder the user was in.
+
+    Warns of settings that were added and that nobody reads.
+    """
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     named: dict[str, Any] = {str(key): value for key, value in values.items()}
+    for line in ignored_settings(named):
+        warnings.warn(line, stacklevel=2)
     path = named["trace"].get("path")
     if path is not None:
         named["trace"]["path"] = to_absolute_path(str(path))

@@ -11,6 +11,13 @@ def choice(key: str, value: object, allowed: Sequence[str]) -> str:
     return value
 
 
+def flag(key: str, value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{key}={value}: give true or false")
+    return value
+
+
 def number(key: str, value: object) -> float:
     """Any number; infinite ones too."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):

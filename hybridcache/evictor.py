@@ -52,9 +52,10 @@ class Evictor:
             columns.freeze()
             scores = np.asarray(policy.score(columns, 0.0))
             if scores.shape != (3,) or not np.isfinite(scores).all():
-                raise ValueError(f"its scores are {scores}")
+                raise ValueError(f"the scores of three are {scores}, and must be three finite numbers")
         except Exception as error:
-            raise ValueError(f"eviction policy {policy.name!r} cannot score new nodes: {error}") from error
+            problem = str(error) or type(error).__name__
+            raise ValueError(f"eviction policy {policy.name!r} cannot score new nodes: {problem}") from error
 
     @property
     def clock(self) -> float:

@@ -84,9 +84,10 @@ def _imported(group: str, base: type[T], name: str) -> type[T]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, ValueError, AttributeError) as error:
+    except Exception as error:  # whatever a module does when it is imported
+        why = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{group}={name!r} cannot be imported ({error}): its module must be installed or on PYTHONPATH "
+            f"{group}={name!r} cannot be imported ({why}): its module must be installed or on PYTHONPATH "
             "(after python -m: or in the folder you are in)"
         ) from error
     if not (isinstance(found, type) and issubclass(found, base)):

@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hybridcache.experiments.run import replay
 from hybridcache.policies.build import build_admission, build_eviction
 
 OWN = """
@@ -33,6 +36,16 @@ class Broken(EvictionPolicy):
     name = "broken"
     def score(self, columns, now):
         return columns.no_such_column
+
+class Late(EvictionPolicy):
+    name = "late"
+    def score(self, columns, now):
+        return columns.accessed if now < 20 else columns.accessed * np.nan
+
+class LateAdmission(AdmissionPolicy):
+    name = "late_admission"
+    def plan(self, prompt):
+        raise RuntimeError("no plan")
 
 number = 7
 """
@@ -71,6 +84,27 @@ def test_a_class_is_found_by_its_import_path(module: str) -> None:
 def test_what_is_no_policy_is_told(module: str, name: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         build_eviction(name.format(module))
+
+
+@pytest.mark.parametrize("text", ["def f(:", "import no_such_module", "1 / 0"])
+def test_a_module_that_cannot_be_imported_is_told(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no_module_of_a_test.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"cannot be imported \((Syntax|ModuleNotFound|ZeroDivision)Error: "):
+        build_eviction("no_module_of_a_test:Policy")
+
+
+@pytest.mark.parametrize("mode", ["cache", "engine"])
+@pytest.mark.parametrize("setting", ["eviction.name={}:Late", "admission.name={}:LateAdmission"])
+def test_a_policy_that_fails_on_the_way_ends_the_replay(
+    module: str, mode: str, setting: str, values: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """Its figures would be those of the policy that stands in for it."""
+    with pytest.raises(ValueError, match=r"policy 'late.* failed .traceback above.: .* mend it"):
+        replay(values(setting.format(module), f"mode={mode}", "budget_gb=0.6"), tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_settings_that_a_class_does_not_take_are_told(module: str) -> None:

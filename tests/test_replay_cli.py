@@ -80,14 +80,21 @@ def run_process(folder: Path, *arguments: str, flags: tuple[str, ...] = ()) -> s
         (["ttl_seconds=-1"], "ttl_seconds=-1.0"),
         (["wandb.mode=maybe"], "wandb.mode=maybe is unknown; choose one of disabled, offline, online"),
         (["eviction=fifo"], "Could not find 'eviction/fifo' Available options in 'eviction': age_density"),
-        (["eviction=lru", "eviction.alpha=1"], "eviction.alpha"),
+        (
+            ["eviction=lru", "eviction.alpha=1"],
+            "eviction.alpha: no setting of the eviction chosen here; it belongs to eviction=marconi, marconi",
+        ),
+        (["overwrite=maybe"], "overwrite=maybe: give true or false"),
         (["eviction=marconi", "eviction.alpha=-1"], "alpha"),
         (["admission=every_n", "admission.n=0"], "admission.n"),
         (["trace=npz"], "trace.path"),
         (["trace=npz", "trace.path=no/such/file.npz"], "no/such/file.npz"),
         (["trace=npz", "trace.path=."], "directory"),
         (["trace.turns=0"], "turns"),
-        (["no_such_key=1"], "no_such_key"),
+        (["no_such_key=1"], "no_such_key: no such setting; README.md lists them"),
+        (["evicton=lru"], "evicton: no such setting; did you mean eviction"),
+        (["trace.limt=3"], "trace.limt: no such setting; did you mean trace.limit"),
+        (["trace=npz", "trace.think_seconds=3"], "trace.think_seconds: no setting of the trace chosen here"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_runs(
@@ -109,6 +116,17 @@ def test_a_mistake_is_one_line_and_nothing_runs(
 def test_ignored_settings_are_named(values: Callable[..., Values]) -> None:
     with pytest.warns(UserWarning, match=r"kv_fraction=0.25 is ignored: it needs memory=split"):
         ReplaySettings.from_config(values("kv_fraction=0.25"))
+
+
+def test_an_added_setting_that_nobody_reads_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="budget=2 is ignored: no such setting; did you mean budget_gb"):
+        assert run_here(monkeypatch, "+budget=2") == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run_here(monkeypatch, "+experiment=lost", "trace=chat", "eviction=lru") == 0
 
 
 def test_relative_trace_path_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
