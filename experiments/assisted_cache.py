@@ -1,6 +1,7 @@
 """A cache for a replay, with what its eviction policy needs besides columns."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any
 
 from hybridcache.experiments.foresight import Foresight
@@ -37,7 +38,8 @@ def assisted_cache(
         return PrefixCache(spec, eviction=eviction, **settings)
     if mode != "cache":
         raise ValueError(f"eviction=clairvoyant reads the trace ahead: it needs mode=cache, not mode={mode}")
-    foresight = Foresight(trace, spec, admission, block_size)
+    # The pass ahead must not teach the admission that the replay goes by: it would know the trace, too.
+    foresight = Foresight(trace, spec, deepcopy(admission), block_size)
     eviction.due = foresight.due
     foresight.cache = PrefixCache(spec, eviction=eviction, **settings)
     return foresight.cache

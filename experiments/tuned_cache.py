@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,7 +96,9 @@ class TunedCache(PrefixCache):
         self.tunings.append(Tuning(now, self._policy.alpha, found))
 
     def _hit_tokens(self, eviction: EvictionPolicy, requests: list[TraceRequest]) -> int:
-        shadow = PrefixCache(self.spec, eviction=eviction, **self._settings)
+        # An admission policy that learns must not learn from replays of what it has seen.
+        settings = {**self._settings, "admission": deepcopy(self.admission)}
+        shadow = PrefixCache(self.spec, eviction=eviction, **settings)
         rows = RequestRows(None)
         replay_cache(requests, shadow, self.spec, rows)
         rows.close()
