@@ -13,7 +13,7 @@ from hybridcache.experiments.engine_settings import engine_defaults
 from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.request_rows import Columns, RequestRows
-from hybridcache.experiments.run import build_parts
+from hybridcache.experiments.run import build_parts, known_tokens
 
 
 class Bounds(NamedTuple):
@@ -63,6 +63,8 @@ def replay_bounds(config: Mapping[str, Any]) -> Bounds:
     timeless = {"mode": "cache", **engine_defaults()}
     settings = ReplaySettings.from_config({**config, **endless, **timeless, "eviction": {"name": "lru"}})
     spec, cache, trace = build_parts(settings)
+    if config["mode"] == "worker":
+        trace = known_tokens(trace, spec, config["model"]["checkpoint"])
     kv_tokens = 0
     kv_flops = 0.0
 

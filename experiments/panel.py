@@ -50,7 +50,7 @@ class Panel:
     @property
     def timed(self) -> bool:
         """Whether time passed in the replays."""
-        return all(run.config["mode"] == "engine" for cell in self.cells for run in cell.runs)
+        return all(run.timed for cell in self.cells for run in cell.runs)
 
     @property
     def policies(self) -> list[str]:
@@ -111,8 +111,9 @@ def _words(cells: Sequence[Cell]) -> tuple[str, dict[str, str]]:
     }
     rest |= {key: str(config[key]) for key in ("block_size", "memory", "ttl_seconds", "mode")}
     rest["max_num_batched_tokens"] = str(config.get("max_num_batched_tokens", DEFAULT_STEP_TOKENS))
-    if config["mode"] == "engine":
+    if run.timed:
         rest |= {key: str(config[key]) for key in ENGINE_KEYS if key != "hardware"}
+    if config["mode"] == "engine":  # mode=worker has the device it runs on
         rest["hardware"] = config["hardware"]["name"]
     if config["memory"] == "split":
         rest["kv_fraction"] = str(config["kv_fraction"])

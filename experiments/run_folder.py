@@ -12,6 +12,8 @@ ROWS = "requests.parquet"
 TIMELINE = "timeline.parquet"
 CONFIG = "config.json"
 CLAIM = "running"
+LOG = "replay.log"
+"""Hydra's, by the job's name in conf/replay.yaml."""
 
 
 class RunFolder:

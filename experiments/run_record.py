@@ -8,8 +8,21 @@ from typing import Any
 
 from hybridcache.experiments.engine_settings import ENGINE_KEYS
 from hybridcache.experiments.replay_settings import DEFAULT_STEP_TOKENS
-from hybridcache.experiments.run_folder import CLAIM, CONFIG, SUMMARY
+from hybridcache.experiments.run_folder import CLAIM, CONFIG, LOG, SUMMARY
 from hybridcache.experiments.summary import SCHEMA
+
+_NEEDED = {
+    "config", "seed", "trace", "outputs_in_trace", "requests_refused", "input_tokens", "hit_tokens",
+    "lost_tokens", "token_hit_rate", "flops_saved_ratio",
+}  # fmt: skip
+"""Keys of a summary without which a run cannot be compared."""
+
+_UNFINISHED = {
+    CLAIM: "is still running, or was killed",
+    CONFIG: "did not finish",
+    LOG: "failed before it began",
+}
+"""What a folder without a summary has, and what that says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,11 @@ class RunRecord:
         for name in key.split("."):
             value = value[name]
         return float(value)
+
+    @property
+    def timed(self) -> bool:
+        """Whether time passed: the summary then has seconds, and the engine's settings matter."""
+        return bool(self.config["mode"] != "cache")
 
     @property
     def policy(self) -> str:
@@ -57,7 +75,7 @@ class RunRecord:
         values = {key: self.config[key] for key in shared}
         # Added later than the first runs.
         values["max_num_batched_tokens"] = self.config.get("max_num_batched_tokens", DEFAULT_STEP_TOKENS)
-        if values["mode"] == "engine":
+        if self.timed:
             values |= {key: self.config[key] for key in ENGINE_KEYS}
         values["trace"] = {key: value for key, value in values["trace"].items() if key != "seed"}
         return json.dumps(values, sort_keys=True)
@@ -81,10 +99,12 @@ def collect_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
                 found = summary.get("schema") if isinstance(summary, dict) else None
                 if found != SCHEMA:
                     raise ValueError(f"its schema is {found}, not {SCHEMA}")
+                if missing := sorted(_NEEDED - summary.keys()):
+                    raise ValueError(f"it has no {', '.join(missing)}: cut short or edited; run it again")
                 runs[folder] = RunRecord(folder, summary, path.stat().st_mtime)
             except (OSError, ValueError) as error:
                 problems[folder] = f"{path}: left out, cannot be read ({error})"
-        for name, what in ((CLAIM, "is still running, or was killed"), (CONFIG, "did not finish")):
+        for name, what in _UNFINISHED.items():
             for path in sorted(top.rglob(name)):
                 folder = path.parent.resolve()
                 if folder not in runs and path.is_file():

@@ -97,7 +97,7 @@ def as_csv(panels: Sequence[Panel]) -> str:
                 writer.writerow(
                     [summary["trace"], config["model"]["name"], run.admission, run.policy, cell.budget_gb]
                     + [config["block_size"], config["memory"], summary["seed"]]
-                    + [summary[key] for key in CSV_NUMBERS]
+                    + [summary.get(key, "") for key in CSV_NUMBERS]
                     + [run.number(key) if panel.timed else "" for key in CSV_TIMES]
                     + [summary["lost_tokens"].get(reason, 0) for reason in lost]
                     + [*limits, run.folder]

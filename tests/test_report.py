@@ -17,7 +17,7 @@ from matplotlib.text import Text
 from hybridcache.experiments import report
 from hybridcache.experiments.bounds import Bounds, find_bounds, replay_bounds
 from hybridcache.experiments.figure import draw_figure
-from hybridcache.experiments.panel import Panel, group_runs
+from hybridcache.experiments.panel import Panel, describe, group_runs
 from hybridcache.experiments.policy_style import policy_styles
 from hybridcache.experiments.run import replay
 from hybridcache.experiments.run_record import RunRecord, collect_runs
@@ -119,6 +119,12 @@ def test_bounds_are_the_infinite_replay_and_are_kept(
     assert find_bounds(config, tmp_path / "bounds.json") == bounds == replay_bounds(config)
 
 
+def test_bounds_of_a_real_model_are_of_the_tokens_that_it_was_given(values: Callable[..., Values]) -> None:
+    config = {**values("mode=worker", "trace.limit=4"), "model": {"name": "tiny", "checkpoint": "tiny"}}
+    with pytest.warns(UserWarning, match="taken modulo the model's vocabulary"):
+        replay_bounds(config)
+
+
 def test_a_trace_that_is_gone_is_named_and_draws_no_bounds(
     template: Values, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,10 +155,17 @@ def test_unusable_folders_are_named(
     (tmp_path / "torn" / "summary.json").write_text(json.dumps(template)[:99])
     (tmp_path / "foreign" / "summary.json").write_text('{"accuracy": 1}')
     (tmp_path / "half" / "config.json").write_text("{}")
+    for name in ("edited", "refused"):
+        (tmp_path / name).mkdir()
+    edited = {key: value for key, value in template.items() if key != "config"}
+    (tmp_path / "edited" / "summary.json").write_text(json.dumps(edited))
+    (tmp_path / "refused" / "replay.log").write_text("")
     runs, problems = collect_runs([tmp_path])
     assert [run.folder.name for run in runs] == ["whole"]
-    assert len(problems) == 3
+    assert len(problems) == 5
     assert any("half: left out, the run did not finish" in problem for problem in problems)
+    assert any("edited" in problem and "it has no config: cut short" in problem for problem in problems)
+    assert any("refused: left out, the run failed before it began" in problem for problem in problems)
 
 
 def test_overlapping_folders_count_each_run_once(template: Values, tmp_path: Path) -> None:
@@ -169,6 +182,22 @@ def test_runs_that_differ_in_more_than_policy_and_budget_are_not_compared(templa
     comparisons, warnings = group_runs([first, RunRecord(Path("/runs/other"), other, 0.0)])
     assert len(comparisons) == 2
     assert not warnings
+
+
+@pytest.mark.parametrize("mode", ["engine", "worker"])
+def test_runs_of_other_orders_are_told_apart_and_have_times(template: Values, mode: str) -> None:
+    times = {"ttft_seconds": {"p50": 0.1, "p95": 0.2}, "output_tokens_per_second": 9.0}
+    runs = []
+    for order in ("fcfs", "longest_hit"):
+        first = record(template, "lru", 1, 0.5)
+        config = {**first.config, "mode": mode, "order": order}
+        runs.append(RunRecord(Path(f"/runs/{order}"), {**first.summary, **times, "config": config}, 0.0))
+    comparisons, warnings = group_runs(runs)
+    assert len(comparisons) == 2 and not warnings
+    title, setting = describe(comparisons[0], comparisons)
+    assert "order=fcfs" in title and ("hardware" in setting) == (mode == "engine")
+    shown = Panel(title, setting, tuple(comparisons[0]), None, False)
+    assert shown.timed and "time to first token, median" in as_markdown([shown]).lower()
 
 
 def test_seeds_are_averaged_and_contradictions_named(template: Values) -> None:
