@@ -148,6 +148,8 @@ class Intake:
                     )
         if params.stop:
             self._codec("stop texts")
+        for text in params.stop:
+            check_unicode(text, f"stop={text!r}")
 
     def _codec(self, what: str) -> TextCodec:
         if self.codec is None:

@@ -7,6 +7,8 @@ from typing import Self
 
 MOST_LOGPROBS = 20
 MOST_SAMPLES = 128
+MOST_STOPS = 128
+MOST_STOP_CHARACTERS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,16 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._whole(name, getattr(self, name), 0, MOST_LOGPROBS)
+        if len(self.stop) > MOST_STOPS:
+            # Each is looked for at each token, while all other requests wait.
+            raise ValueError(f"stop has {len(self.stop)} texts: give at most {MOST_STOPS}")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"stop={self.stop!r}: give texts that are not empty")
+            if len(text) > MOST_STOP_CHARACTERS:
+                raise ValueError(
+                    f"stop has a text of {len(text)} characters: give at most {MOST_STOP_CHARACTERS}"
+                )
         for name in ("stop_token_ids", "shown_token_ids"):
             for token in getattr(self, name):
                 self._whole(name, token, 0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RESERVED: Final = frozenset(
     ("conversation", "chat_template", "tokenize", "return_dict", "return_tensors", "padding", "truncation",
      "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask", "add_generation_prompt",
-     "continue_final_message", "messages")
+     "continue_final_message", "messages", "self")
 )  # fmt: skip
 """Names that a client cannot set for a template: the codec's own."""
 

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from hybridcache.request import Reader
+from hybridcache.stop_texts import StopTexts
 
 Decode = Callable[[Sequence[int]], str]
 """Text of token ids."""
@@ -29,7 +30,7 @@ class TextStream(Reader):
     comes before it.
     """
 
-    __slots__ = ("stopped_at", "_decode", "_stop", "_most_stop", "_min_tokens", "_tokens", "_ends", "_text",
+    __slots__ = ("stopped_at", "_decode", "_stops", "_min_tokens", "_tokens", "_ends", "_text",
                  "_start", "_shown", "_given", "_closed")  # fmt: skip
 
     def __init__(self, decode: Decode, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -37,8 +38,7 @@ class TextStream(Reader):
         self.stopped_at: str | None = None
         """The stop text that was found."""
         self._decode = decode
-        self._stop = tuple(stop)
-        self._most_stop = max(map(len, self._stop), default=0)
+        self._stops = StopTexts(stop)
         self._min_tokens = min_tokens
         self._tokens: list[int] = []
         self._ends: list[int] = []
@@ -72,9 +72,13 @@ class TextStream(Reader):
             self._move(len(self._tokens) - 1)
         elif len(self._tokens) - self._start > _LONG_WINDOW:
             self._shorten(decoded)
-        if self._stop and len(self._tokens) >= self._min_tokens and self._find_stop(before):
+        found = self._stops.read(self._text[before:])
+        if found is not None and len(self._tokens) >= self._min_tokens:
+            self.stopped_at = found.stop
+            self._text = self._text[: found.at]
+            self._given, self._closed = found.at, True
             return True
-        self._given = len(self._text) - self._num_held_back()
+        self._given = len(self._text) - self._stops.num_begun
         return False
 
     def close(self) -> None:
@@ -104,26 +108,3 @@ class TextStream(Reader):
             settled = middle - len(self._ends)
             self._ends += [len(self._text) - max(self._shown - len(head), 0)] * max(settled, 0)
             self._start, self._shown = middle, max(self._shown - len(head), 0)
-
-    def _find_stop(self, before: int) -> bool:
-        """Cut the text at the earliest stop text that ends beyond ``before`` characters."""
-        found = [
-            (at, -len(stop), stop)
-            for stop in self._stop
-            if (at := self._text.find(stop, max(before - len(stop) + 1, 0))) >= 0
-        ]
-        if not found:
-            return False
-        at, _, self.stopped_at = min(found)
-        self._text = self._text[:at]
-        self._given = at
-        self._closed = True
-        return True
-
-    def _num_held_back(self) -> int:
-        """Characters at the end that a stop text may begin with."""
-        for length in range(min(self._most_stop - 1, len(self._text)), 0, -1):
-            tail = self._text[-length:]
-            if any(len(stop) > length and stop.startswith(tail) for stop in self._stop):
-                return length
-        return 0

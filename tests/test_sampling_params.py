@@ -19,7 +19,7 @@ BAD = [
     ("min_tokens", -1),
     ("n", 0), ("n", MOST_SAMPLES + 1),
     ("logprobs", -1), ("logprobs", MOST_LOGPROBS + 1), ("prompt_logprobs", MOST_LOGPROBS + 1),
-    ("stop", ("",)), ("stop", (3,)), ("stop", ""),
+    ("stop", ("",)), ("stop", (3,)), ("stop", ""), ("stop", ("a",) * 129), ("stop", ("a" * 4_097,)),
     ("stop", 5), ("stop", None), ("stop_token_ids", 5), ("stop_token_ids", "12"), ("logit_bias", None),
     ("logit_bias", "x"), ("logit_bias", [1]),
     ("stop_token_ids", (-1,)), ("stop_token_ids", ("a",)),

@@ -100,6 +100,37 @@ def test_the_chat_is_openais(make_server: MakeServer) -> None:
         assert text["usage"]["prompt_tokens_details"]["cached_tokens"] == count - 1
 
 
+def test_a_system_prompt_that_says_nothing_is_none(make_server: MakeServer) -> None:
+    server = make_server()
+    blank = {"type": "text", "text": ""}
+    with client_of(server) as client:
+
+        def count(**settings: Any) -> int:
+            asked = {"model": "tiny", "messages": asking()["messages"]} | settings
+            return int(client.messages.count_tokens(**asked).input_tokens)
+
+        for system in ("", [], [blank], [blank, blank]):
+            assert count(system=system) == count()
+        assert count(system=[blank, {"type": "text", "text": "Use"}]) == count(system="Use") > count()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_claude_codes_billing_line_does_not_cost_the_hits(client: Client, whole: bool) -> None:
+    def system(mark: str) -> Any:
+        line = f"x-anthropic-billing-header: cc_version=2.1.100.{mark}; cch={mark};"
+        blocks = [{"type": "text", "text": line}, {"type": "text", "text": TEXT}]
+        return f"{line}\n{TEXT}" if whole else blocks
+
+    client.messages.create(**asking("One?", system=system("a1b2c")))
+    found = client.messages.create(**asking("And two?", system=system("d4e5f")))
+    plain = client.messages.create(**asking("And two?", system=TEXT))
+    assert found.content == plain.content and sum(parts(found.usage)) == sum(parts(plain.usage))
+    assert found.usage.cache_read_input_tokens > 50
+    # Anywhere else it is text like any other.
+    kept = client.messages.create(**asking("And two?", system=f"{TEXT}\n{system('f')[0]}"))
+    assert sum(parts(kept.usage)) > sum(parts(plain.usage))
+
+
 @pytest.mark.parametrize(("ttl", "seconds"), [(None, 300), ("5m", 300), ("1h", 3_600)])
 def test_a_breakpoint_is_kept_at_once(make_server: MakeServer, ttl: str | None, seconds: int) -> None:
     server = make_server()

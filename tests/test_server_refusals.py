@@ -109,3 +109,22 @@ def test_case_028_a_stream_that_cannot_begin_frees_everything(
     asyncio.run(ask())
     assert worker.stats().engine.aborted == 1
     check_idle(worker)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "digits"),
+        (b'{"prompt": "\xff"}', "utf-8"),
+    ],
+    ids=["deep", "long", "bytes"],
+)
+def test_a_body_that_cannot_be_read_is_told(make_server: MakeServer, body: bytes, says: str) -> None:
+    server = make_server()
+    for path in ("/v1/completions", "/v1/messages"):
+        found = http.post(server.url + path, content=body, headers={"content-type": "application/json"})
+        assert found.status_code == 400
+        message = found.json()["error"]["message"]
+        assert "cannot be read as JSON" in message and says in message
+    assert scrape(server)["requests_refused_total{reason=invalid_body}"] == 2

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridcache.models.chat_tokens import TOKENIZER_FOLDER
+from hybridcache.stop_texts import StopTexts
 from hybridcache.text_stream import TextStream
 
 
@@ -57,6 +58,32 @@ def test_the_text_is_cut_at_the_stop_that_comes_first(text: str, stop: list[str]
     shortest = text[: min(ends)]
     assert had[-1] == shortest[: min(shortest.index(each) for each in stop if each in shortest)]
     assert all(had[-1].startswith(before) for before in had)
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.text("abc", max_size=30),
+    st.sets(st.integers(1, 29), max_size=6),
+)
+def test_stops_are_found_as_by_looking_at_everything_again(
+    stops: list[str], text: str, cuts: set[int]
+) -> None:
+    stops_found, had = StopTexts(stops), 0
+    for cut in [*sorted(cut for cut in cuts if cut < len(text)), len(text)]:
+        seen = text[:cut]
+        ended = [s for s in stops if any(seen[:end].endswith(s) for end in range(had + 1, cut + 1))]
+        found = stops_found.read(text[had:cut])
+        begins = {
+            s: next(i for i in range(cut) if i + len(s) > had and seen.startswith(s, i)) for s in ended
+        }
+        if ended:
+            assert found is not None and found.at == min(begins.values())
+            assert len(found.stop) == max(len(s) for s in ended if begins[s] == found.at)
+        else:
+            assert found is None
+        held = [n for s in stops for n in range(1, len(s)) if seen.endswith(s[:n])]
+        assert stops_found.num_begun == max(held, default=0)
+        had = cut
 
 
 @given(st.lists(st.sampled_from(b"ab"), max_size=30))

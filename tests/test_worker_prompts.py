@@ -6,7 +6,7 @@ import pytest
 
 from hybridcache.chat_outline import MOST_ENDS, Breakpoint
 from hybridcache.text_codec import ChatPrompt
-from hybridcache.worker import QueueFull
+from hybridcache.worker import QueueFull, SamplingParams
 from tests.worker_setup import GREEDY, MakeWorker, in_engine, make_worker, tokens
 
 __all__ = ["make_worker"]
@@ -86,6 +86,12 @@ def test_what_a_template_refuses_is_a_value_error(make_worker: MakeWorker) -> No
         codec.chat([user("\ud800")])
     with pytest.raises(ValueError, match="no Unicode"):
         codec.encode("a\udfff")
+
+
+def test_a_stop_text_that_can_never_come_is_refused(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    with pytest.raises(ValueError, match=r"stop='.ud800' is no Unicode"):
+        worker.submit("Why?", SamplingParams(stop=("\ud800",)))
 
 
 def test_a_requests_own_time_to_live(make_worker: MakeWorker) -> None:

@@ -54,8 +54,12 @@ class ErrorAnswers:
 
     async def _on_http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        code = "body_too_large" if error.status_code == 413 else None
-        found = ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)
+        code, message = ("body_too_large" if error.status_code == 413 else None), str(error.detail)
+        if error.status_code == 400 and isinstance(error.__cause__, ValueError | RecursionError):
+            # Of the body, which is read before any endpoint: bytes that are no text, lists within lists
+            # within lists, numbers of too many digits.
+            code, message = "invalid_body", f"the body cannot be read as JSON: {error.__cause__}"
+        found = ApiError(error.status_code, message, code=code, headers=error.headers)
         return self.answer(request.url.path, found)
 
     async def _on_client_gone(self, request: Request, error: Exception) -> Response:

@@ -1,5 +1,6 @@
 """The body of Anthropic's /v1/messages, as a chat for the checkpoint's template."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +29,12 @@ DEFAULT_TTL = "5m"
 """Of a breakpoint that names none, as Anthropic has it."""
 DROPPED = ("thinking", "redacted_thinking")
 """Blocks of earlier turns that Anthropic leaves out of prompts too."""
+
+
+BILLING_HEADER = "x-anthropic-billing-header:"
+"""Begins a line that Claude Code writes before its system prompt, another one in each request: with it no two
+prompts would share more than a few tokens."""
+_BILLING_LINE = re.compile(rf"\A{BILLING_HEADER}[^\n]*\n?")
 
 
 class Block(Body):
@@ -100,8 +107,8 @@ class CountBody(Body):
         for tool in self.tools or ():
             # Templates write tools before the first message's content.
             _break(found, Breakpoint(0, 0), tool.cache_control)
-        if self.system is not None:
-            _Gathered(found, "system").add(self.system)
+        if system := _system(self.system):
+            _Gathered(found, "system").add(system)
         for turn in self.messages:
             _Gathered(found, turn.role).add(turn.content)
         return found
@@ -233,6 +240,16 @@ class _Gathered:
             param="messages",
             code="unsupported_content",
         )
+
+
+def _system(system: str | Sequence[Block] | None) -> Sequence[Block]:
+    """The blocks of a system prompt that say something: no empty ones, and no BILLING_HEADER."""
+    blocks = [Block(type="text", text=system)] if isinstance(system, str) else system or ()
+    told = [
+        block.model_copy(update={"text": _BILLING_LINE.sub("", block.text)}) if block.text else block
+        for block in blocks
+    ]
+    return [block for block in told if block.type != "text" or block.text != ""]
 
 
 def _break(found: Conversation, breakpoint: Breakpoint, control: CacheControl | None) -> None:
