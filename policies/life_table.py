@@ -9,6 +9,9 @@ BIN_EDGES: NDArray[np.float64] = 0.25 * 2.0 ** (np.arange(NUM_BINS) / 2.0)
 INNER_EDGES = BIN_EDGES[:-1]
 WIDTHS = np.diff(BIN_EDGES, prepend=0.0)
 
+SHORTEST = 1e-9
+"""Seconds; younger positions count as that old."""
+
 PRIOR_HITS = 5.0
 MOST_CERTAIN = 0.95
 TINY = 1e-9
@@ -147,6 +150,25 @@ def best_rates(chances: Table) -> Table:
         occupied *= 0.5 * WIDTHS[first:]
         rates[:, first] = ((1.0 - after) / occupied.cumsum(axis=1)).max(axis=1)
     return rates
+
+
+def rates_at(rates: Table, groups: NDArray[np.int64], ages: Table) -> Table:
+    """The rates [n] of ``groups`` [n] at ``ages`` [n] (seconds); ``rates`` [groups, bins] hold where bins begin.
+
+    In between they lie on a straight line over the logarithm of the age, so that of two positions in one
+    bin the older one is nearer to what the next bin holds.
+    """
+    ages = 2.0 * np.log2(np.maximum(ages, SHORTEST))
+    ages += 5.0  # bin 1 begins at 0.25 s, bin 3 at 0.5 s
+    low = np.clip(ages, 0.0, NUM_BINS - 2.0).astype(np.int64)
+    ages -= low
+    np.clip(ages, 0.0, 1.0, out=ages)
+    cells = groups * NUM_BINS
+    cells += low
+    found: Table = rates.take(cells)
+    cells += 1
+    found += ages * (rates.take(cells) - found)
+    return found
 
 
 def rates_now(chances: Table) -> Table:

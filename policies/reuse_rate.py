@@ -16,7 +16,7 @@ from hybridcache.policies.columns import (
     Facts,
 )
 from hybridcache.policies.eviction import EvictionPolicy
-from hybridcache.policies.life_table import INNER_EDGES, NUM_BINS, LifeTable, best_rates, rates_now
+from hybridcache.policies.life_table import LifeTable, best_rates, rates_at, rates_now
 
 MAX_HITS, MAX_CHILDREN = 3, 2
 SIZE_EDGES = np.array([2048, 8192, 32768])
@@ -25,8 +25,8 @@ NUM_SIZES = len(SIZE_EDGES) + 1
 GROUPS = (2, (MAX_HITS + 1) * (MAX_CHILDREN + 1), NUM_SIZES, 2)
 """Request ends and others; in these hits x children; in these sizes; in these others and follow-ups."""
 
-LEARNT_BIN = 14
-"""Of the age of 32 s, at which ``learnt`` shows the main groups."""
+LEARNT_AGE = 32.0
+"""Seconds, at which ``learnt`` shows the main groups."""
 MAIN_GROUPS = {
     "request end, 0 hits": (FINAL, 0, 0, 4096),
     "request end, 1 hit": (FINAL, 1, 1, 4096),
@@ -92,9 +92,7 @@ class ReuseRate(EvictionPolicy):
 
     def score(self, columns: Columns, now: float) -> NDArray[np.float64]:
         """Expected FLOPs saved per byte and second."""
-        cells = groups_of(columns, self._kinds) * NUM_BINS
-        cells += INNER_EDGES.searchsorted(now - columns.accessed)
-        scores = self.rates.take(cells)
+        scores = rates_at(self.rates, groups_of(columns, self._kinds), now - columns.accessed)
         scores *= columns.flops_saved
         scores /= columns.bytes_freed
         return scores
@@ -125,7 +123,9 @@ class ReuseRate(EvictionPolicy):
 
     def learnt(self) -> Mapping[str, float]:
         """Uses a second that the main groups yield at the age of 32 s."""
-        return {name: float(self.rates[group_of(*facts), LEARNT_BIN]) for name, facts in MAIN_GROUPS.items()}
+        groups = np.array([group_of(*facts) for facts in MAIN_GROUPS.values()])
+        rates = rates_at(self.rates, groups, np.full(len(groups), LEARNT_AGE))
+        return dict(zip(MAIN_GROUPS, rates.tolist(), strict=True))
 
     def _event(self) -> None:
         self._events += 1

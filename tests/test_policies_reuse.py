@@ -21,13 +21,14 @@ from hybridcache.policies.life_table import (
     WIDTHS,
     LifeTable,
     best_rates,
+    rates_at,
     rates_now,
 )
 from hybridcache.policies.reuse_rate import (
     EVENTS_PER_CENSUS,
     FIRST_CENSUS,
     GROUPS,
-    LEARNT_BIN,
+    LEARNT_AGE,
     MAX_CHILDREN,
     MAX_HITS,
     ReuseRate,
@@ -270,6 +271,25 @@ def columns(*positions: tuple[float, int]) -> Columns:
     return nodes
 
 
+def test_rates_hold_where_bins_begin_and_lie_on_a_line_in_between() -> None:
+    rates = np.arange(2 * NUM_BINS, dtype=np.float64).reshape(2, NUM_BINS) ** 2
+    begins = np.concatenate(([0.0], BIN_EDGES[:-1]))
+    for group in (0, 1):
+        at_edges = rates_at(rates, np.full(NUM_BINS, group), begins)
+        assert at_edges == pytest.approx(rates[group], rel=1e-9)
+    between = np.sqrt(begins[1:-1] * begins[2:])
+    halfway = rates_at(rates, np.ones(NUM_BINS - 2, dtype=np.int64), between)
+    assert halfway == pytest.approx((rates[1, 1:-1] + rates[1, 2:]) / 2.0)
+    far = rates_at(rates, np.array([0, 1, 0, 1]), np.array([0.1, 0.1, 1e9, 1e9]))
+    assert far.tolist() == [0.0, NUM_BINS**2, (NUM_BINS - 1) ** 2, (2 * NUM_BINS - 1) ** 2]
+
+
+def test_of_two_in_one_bin_the_older_one_is_nearer_to_its_end() -> None:
+    """Nothing was ever used when older than 8 s: one of 7.9 s is hardly worth more than one of 8.1 s."""
+    early, late, over = taught().score(columns((NOW - 5.7, FINAL), (NOW - 7.9, FINAL), (NOW - 8.1, FINAL)), NOW)
+    assert over < late < 0.3 * early
+
+
 def test_it_learns_when_each_kind_is_used() -> None:
     policy = taught()
     assert not policy.wants_census
@@ -284,14 +304,16 @@ def test_it_learns_when_each_kind_is_used() -> None:
 
 
 def test_it_shows_what_it_learnt() -> None:
-    assert BIN_EDGES[LEARNT_BIN] == 32.0
     new = ReuseRate().learnt()
-    assert len(set(new.values())) == 1 and 0.01 < new["other, 0 hits"] < 1.0 / 32.0
+    assert len(set(new.values())) == 1 and 0.2 < 32.0 * new["other, 0 hits"] < 1.0
     policy = ReuseRate()
     for _ in range(EVENTS_PER_CENSUS):
         policy.on_hit(facts(NOW - 34.0, hits=3, kind=BRANCH, depth=4096, children=2), NOW)
     policy.census(census(*[(NOW - 500.0, 0, 0, FINAL, 4096)] * 100), NOW)
     shown = policy.learnt()
+    bin_that_begins_there = BIN_EDGES.tolist().index(LEARNT_AGE) + 1
+    group = group_of(BRANCH, 3, 2, 4096)
+    assert shown["other, 3 hits"] == policy.rates[group, bin_that_begins_there]
     assert shown["other, 3 hits"] > 2.0 * new["other, 3 hits"], "used a little after that age, each time"
     assert shown["request end, 0 hits"] < 0.5 * new["request end, 0 hits"], "never used in 500 s"
     assert set(shown) == set(new), "the names stay"
