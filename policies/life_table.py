@@ -153,7 +153,7 @@ def best_rates(chances: Table) -> Table:
 
 
 def rates_at(rates: Table, groups: NDArray[np.int64], ages: Table) -> Table:
-    """The rates [n] of ``groups`` [n] at ``ages`` [n] (seconds); ``rates`` [groups, bins] hold where bins begin.
+    """The rates [n] of ``groups`` [n] at ``ages`` [n] (seconds); ``rates`` [groups, bins]: where bins begin.
 
     In between they lie on a straight line over the logarithm of the age, so that of two positions in one
     bin the older one is nearer to what the next bin holds.
