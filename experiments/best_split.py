@@ -19,6 +19,7 @@ from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.experiments.run import build_parts, resolved
+from hybridcache.experiments.run_folder import check_free
 from hybridcache.experiments.setting import choice, number, whole
 
 
@@ -38,8 +39,10 @@ def main() -> None:
 
 def find_and_print(config: DictConfig) -> None:
     """The job: print the table and the best split; write best_split.csv into the run's folder."""
-    found = find_best(resolved(config))
+    values = resolved(config)
     folder = Path(HydraConfig.get().runtime.output_dir)
+    check_free(folder / "best_split.csv", overwrite=values["overwrite"])
+    found = find_best(values)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "best_split.csv").open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
@@ -58,7 +61,8 @@ def find_best(values: Mapping[str, Any]) -> list[Split]:
     choice("memory", values["memory"], ("split",))
     choice("mode", values["mode"], ("cache",))
     halvings = whole("split.halvings", asked["halvings"], 0)
-    to_try = sorted({number("split.fractions", part) for part in asked["fractions"]})
+    parts = asked["fractions"] if isinstance(asked["fractions"], list) else [asked["fractions"]]
+    to_try = sorted({number("split.fractions", part) for part in parts})
     if not to_try or not all(0.0 < part < 1.0 for part in to_try):
         raise ValueError(f"split.fractions={asked['fractions']}: give parts of the budget between 0 and 1")
     jobs = whole("split.jobs", asked["jobs"], 1)

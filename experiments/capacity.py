@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import process_time
@@ -13,13 +12,14 @@ from omegaconf import DictConfig
 
 from hybridcache.experiments.capacity_curve import Checked, Curve, Plan, estimate_curve
 from hybridcache.experiments.capacity_figure import draw_curve
+from hybridcache.experiments.capacity_settings import CapacitySettings
 from hybridcache.experiments.command import run_command
 from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.experiments.run import build_parts, plain_json, resolved
+from hybridcache.experiments.run_folder import check_free
 from hybridcache.experiments.session_sample import sample_sessions
-from hybridcache.experiments.setting import number, whole
 from hybridcache.experiments.traces.open import open_trace
 from hybridcache.experiments.watched_cache import WatchedCache
 from hybridcache.policies.build import build_admission, build_eviction
@@ -37,12 +37,10 @@ def main() -> None:
 def plan_and_write(config: DictConfig) -> None:
     """The job: print the answer; write capacity.csv, capacity.json and capacity.png into the run's folder."""
     values = resolved(config)
-    settings = values["capacity"]
+    settings = CapacitySettings.from_config(values)
     folder = Path(HydraConfig.get().runtime.output_dir)
-    plan = make_plan(values)
-    target = number("capacity.target", settings["target"])
-    if not 0 < target <= 1:
-        raise ValueError(f"capacity.target={target}: give a part of the bound, above 0 and up to 1")
+    check_free(folder / "capacity.json", overwrite=values["overwrite"])
+    target, plan = settings.target, make_plan(values)
     devices = gpu_rows(plan.curve, ModelSpec.from_config(values["model"]), settings)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "capacity.csv").open("w", newline="", encoding="utf-8") as out:
@@ -63,14 +61,8 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
 
     Raises ValueError and OSError naming the setting or the file.
     """
-    asked = values["capacity"]
+    asked = CapacitySettings.from_config(values)
     settings = ReplaySettings.from_config({**values, "mode": "cache"})
-    group = None if asked["group"] is None else whole("capacity.group", asked["group"], 1)
-    budgets = None
-    if asked["budgets_gb"] is not None:
-        budgets = [1e9 * number("capacity.budgets_gb", budget) for budget in asked["budgets_gb"]]
-        if not budgets or not all(0 < budget < math.inf for budget in budgets):
-            raise ValueError(f"capacity.budgets_gb={asked['budgets_gb']}: give positive numbers of 1e9 bytes")
     spec, _, _ = build_parts(settings)
 
     def make_cache(budget_bytes: float) -> WatchedCache:
@@ -87,11 +79,11 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
 
     start = process_time()
     trace = open_trace(**settings.trace)
-    sample = sample_sessions(trace, group, settings.seed)
-    curve = estimate_curve(sample, spec, make_cache, budgets)
+    sample = sample_sessions(trace, asked.group, settings.seed)
+    curve = estimate_curve(sample, spec, make_cache, asked.budgets)
     seconds = process_time() - start
     checked = None
-    if asked["check"]:
+    if asked.check:
         start, rates = process_time(), []
         for budget in curve.budgets:
             rows = RequestRows(None)
@@ -103,14 +95,13 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     return Plan(trace.name, spec.name, curve, sample.rate, *counts, seconds, checked)
 
 
-def gpu_rows(curve: Curve, spec: ModelSpec, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def gpu_rows(curve: Curve, spec: ModelSpec, settings: CapacitySettings) -> list[dict[str, Any]]:
     """For each device and number of them: bytes left for the cache, and the hit rate that gives."""
-    weights = WeightCounts.of(spec).total * number("capacity.weight_bytes", settings["weight_bytes"])
-    kept = 1.0 - number("capacity.reserve", settings["reserve"])
+    weights = WeightCounts.of(spec).total * settings.weight_bytes
     rows = []
-    for name, memory_gb in settings["gpus"].items():
+    for name, memory in settings.gpus.items():
         for count in GPU_COUNTS:
-            free = count * 1e9 * number(f"capacity.gpus.{name}", memory_gb) * kept - weights
+            free = count * memory * (1.0 - settings.reserve) - weights
             rate = curve.rate_at(free) if free >= curve.budgets[0] else None
             rows.append({"gpu": name, "count": count, "free_bytes": free, "token_hit_rate": rate})
     return rows
@@ -147,19 +138,27 @@ def as_text(plan: Plan, target: float, devices: Sequence[Mapping[str, Any]]) -> 
             f"largest error {100 * worst:.1f} points; full replays took {checked.seconds:.1f} s, "
             f"the estimate {100 * plan.seconds / max(checked.seconds, 1e-9):.0f}% of that"
         )
-    needed = curve.budget_for(target * curve.bound)
-    answer = "more than the largest budget here" if needed is None else f"{needed / 1e9:,.4g} GB"
-    lines += [
-        "",
-        f"{100 * target:.0f}% of the bound ({100 * target * curve.bound:.1f}% hits) takes {answer}",
-        "",
-    ]
+    lines += ["", _answer(curve, target), ""]
     lines.append("free for the cache, GB, and hit %, with so many of a device:")
     lines.append("            " + "".join(f"{count:>16}" for count in GPU_COUNTS))
     for name in dict.fromkeys(row["gpu"] for row in devices):
         cells = [_device_cell(row) for row in devices if row["gpu"] == name]
         lines.append(f"{name:<12}" + "".join(f"{cell:>16}" for cell in cells))
     return "\n".join(lines)
+
+
+def _answer(curve: Curve, target: float) -> str:
+    """How much the target takes, as far as the budgets that were tried tell."""
+    if not curve.bound:
+        return "nothing in this trace is used again: no budget gives a hit"
+    needed = curve.budget_for(target * curve.bound)
+    if needed is None:
+        amount = f"more than the largest budget here, and at most {curve.stored / 1e9:,.4g} GB"
+    elif needed == curve.budgets[0]:
+        amount = f"at most {needed / 1e9:,.4g} GB, the smallest budget here"
+    else:
+        amount = f"{needed / 1e9:,.4g} GB"
+    return f"{100 * target:g}% of the bound ({100 * target * curve.bound:.1f}% hits) takes {amount}"
 
 
 def _device_cell(row: Mapping[str, Any]) -> str:

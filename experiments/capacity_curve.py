@@ -57,10 +57,12 @@ class Curve(NamedTuple):
 
     def rate_at(self, budget: float) -> float:
         """The estimate at a budget in bytes."""
-        rates = np.maximum.accumulate(self.rates)
         if budget >= self.stored:
             return self.bound
-        return float(np.interp(np.log(budget), np.log([*self.budgets, self.stored]), [*rates, self.bound]))
+        below = [place for place, known in enumerate(self.budgets) if known < self.stored]
+        budgets = [*(self.budgets[place] for place in below), self.stored]
+        rates = [*np.maximum.accumulate(self.rates)[below], self.bound]
+        return float(np.interp(np.log(budget), np.log(budgets), rates))
 
 
 class Checked(NamedTuple):

@@ -28,7 +28,7 @@ def draw_curve(plan: Plan, target: float) -> Figure:
         f"infinite cache {100 * curve.bound:.1f}", (0, 100 * curve.bound), xycoords=("axes fraction", "data"),
         xytext=(4, 3), textcoords="offset points", fontsize=9, color="#555555",
     )  # fmt: skip
-    needed = curve.budget_for(target * curve.bound)
+    needed = curve.budget_for(target * curve.bound) if curve.bound else None
     if needed is not None:
         level = 100 * target * curve.bound
         axes.plot([needed / 1e9] * 2, [0, level], color="#009E73", linestyle=":", linewidth=1.6)

@@ -44,14 +44,14 @@ def ignored_settings(config: Mapping[str, Any]) -> list[str]:
     """One line for each setting that was added to a configuration (``+key=value``) and that nobody reads."""
     known = known_settings()
     tops = {name.partition(".")[0] for name in known} | {"figure"}  # conf/experiment/ adds that
-    return [
-        f"{key}={value} is ignored: {_remedy(key)}" for key, value in config.items() if key not in tops
-    ]
+    return [f"{key}={value} is ignored: {_remedy(key)}" for key, value in config.items() if key not in tops]
 
 
 def _remedy(key: str) -> str:
     known = known_settings()
     group, _, _ = key.partition(".")
+    if key in known and not known[key]:
+        return f"the value names a setting that is not in it; +{key}.NAME=VALUE adds one"
     if choices := known.get(key):
         return f"no setting of the {group} chosen here; it belongs to {group}={', '.join(choices)}"
     alike = get_close_matches(key, known, n=3, cutoff=0.7)

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from hybridcache.experiments.setting import flag
+
 SUMMARY = "summary.json"
 ROWS = "requests.parquet"
 TIMELINE = "timeline.parquet"
@@ -14,6 +16,14 @@ CONFIG = "config.json"
 CLAIM = "running"
 LOG = "replay.log"
 """Hydra's, by the job's name in conf/replay.yaml."""
+
+
+def check_free(path: Path, *, overwrite: object) -> None:
+    """Raises ValueError when the results file ``path`` is there already and ``overwrite`` is not true."""
+    if not flag("overwrite", overwrite) and path.exists():
+        raise ValueError(
+            f"{path} is there already; choose another hydra.run.dir, or set overwrite=true to replace it"
+        )
 
 
 class RunFolder:

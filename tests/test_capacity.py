@@ -12,8 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 
 from hybridcache.experiments.bounds import replay_bounds
 from hybridcache.experiments.capacity import as_text, curve_rows, gpu_rows, make_plan
-from hybridcache.experiments.capacity_curve import Curve
+from hybridcache.experiments.capacity_curve import Curve, Plan
 from hybridcache.experiments.capacity_figure import draw_curve
+from hybridcache.experiments.capacity_settings import CapacitySettings
 from hybridcache.experiments.run import resolved
 from hybridcache.experiments.session_sample import sample_sessions
 from hybridcache.experiments.traces.open import open_trace
@@ -62,7 +63,9 @@ def test_all_sessions_give_the_replays_themselves(capacity: Callable[..., Values
     bounds = replay_bounds(values)
     assert plan.curve.bound == pytest.approx(bounds.hybrid_token_hit_rate)
     text = as_text(
-        plan, 0.5, gpu_rows(plan.curve, ModelSpec.from_config(values["model"]), values["capacity"])
+        plan,
+        0.5,
+        gpu_rows(plan.curve, ModelSpec.from_config(values["model"]), CapacitySettings.from_config(values)),
     )
     assert "largest error 0.0 points" in text
     assert "50% of the bound" in text
@@ -104,7 +107,7 @@ def test_answers_lie_between_budgets() -> None:
 def test_devices_hold_the_weights_first(capacity: Callable[..., Values]) -> None:
     values = capacity("+capacity.gpus.small=10", "+capacity.gpus.large=100")
     curve = Curve([1e9, 100e9], [0.2, 0.8], 0.8, 200e9)
-    rows = gpu_rows(curve, ModelSpec.from_config(values["model"]), values["capacity"])
+    rows = gpu_rows(curve, ModelSpec.from_config(values["model"]), CapacitySettings.from_config(values))
     by_device = {(row["gpu"], row["count"]): row for row in rows}
     assert by_device["small", 1]["free_bytes"] < 0
     assert by_device["small", 1]["token_hit_rate"] is None
@@ -119,6 +122,12 @@ def test_devices_hold_the_weights_first(capacity: Callable[..., Values]) -> None
         ("capacity.group=0", "capacity.group=0: give a whole number, 1 or more"),
         ("capacity.budgets_gb=[1,-1]", "capacity.budgets_gb=.*give positive numbers"),
         ("capacity.budgets_gb=[]", "capacity.budgets_gb=.*give positive numbers"),
+        ("capacity.budgets_gb=0", "capacity.budgets_gb=0: give positive numbers"),
+        ("capacity.target=1.5", "capacity.target=1.5: give a part of the bound"),
+        ("capacity.reserve=1", "capacity.reserve=1.0: give a part of the memory"),
+        ("capacity.weight_bytes=0", "capacity.weight_bytes=0: give a positive number"),
+        ("+capacity.gpus.mine=-3", "capacity.gpus.mine=-3: give a positive number"),
+        ("capacity.check=1", "capacity.check=1: give true or false"),
     ],
 )
 def test_bad_settings(capacity: Callable[..., Values], override: str, problem: str) -> None:
@@ -126,7 +135,41 @@ def test_bad_settings(capacity: Callable[..., Values], override: str, problem: s
         make_plan(capacity("trace.limit=5", override))
 
 
-def test_the_command_writes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_checked_before_anything_is_replayed(
+    capacity: Callable[..., Values], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridcache.experiments.capacity.sample_sessions", None)
+    with pytest.raises(ValueError, match=r"capacity\.reserve"):
+        make_plan(capacity("capacity.reserve=2"))
+    with pytest.raises(TypeError), pytest.warns(UserWarning, match="mode=engine is ignored"):
+        make_plan(capacity("mode=engine"))
+
+
+def test_answers_say_what_is_not_known(capacity: Callable[..., Values]) -> None:
+    def said(curve: Curve, target: float) -> str:
+        return as_text(Plan("t", "m", curve, 1.0, 9, 9, 1.0, None), target, [])
+
+    curve = Curve([1e9, 4e9], [0.2, 0.6], 0.8, 64e9)
+    assert "90% of the bound (72.0% hits) takes more than the largest budget here, and at most 64 GB" in said(
+        curve, 0.9
+    )
+    assert "takes at most 1 GB, the smallest budget here" in said(curve, 0.2)
+    assert "99.5% of the bound" in said(curve, 0.995)
+    nothing = make_plan(capacity("trace.limit=1", "capacity.budgets_gb=1"))
+    assert list(nothing.curve.budgets) == [1e9], "a single number is a list of one"
+    assert "nothing in this trace is used again" in as_text(nothing, 0.8, [])
+    assert not any("takes" in text.get_text() for text in draw_curve(nothing, 0.8).axes[0].texts)
+
+
+def test_budgets_beyond_all_that_is_stored_do_not_bend_the_curve() -> None:
+    curve = Curve([1e9, 100e9], [0.2, 0.8], 0.8, 4e9)
+    assert curve.rate_at(2e9) == pytest.approx(0.5)
+    assert curve.rate_at(50e9) == 0.8
+
+
+def test_the_command_writes_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from hybridcache.experiments import capacity as planner
 
     arguments = ["capacity", "trace.limit=80", "capacity.budgets_gb=[1,4]", f"hydra.run.dir={tmp_path}"]
@@ -139,3 +182,7 @@ def test_the_command_writes_its_files(tmp_path: Path, monkeypatch: pytest.Monkey
     found = json.loads((tmp_path / "capacity.json").read_text())
     assert found["curve"]["rates"][0] == float(rows[0]["token_hit_rate"])
     assert found["config"]["trace"]["kind"] == "chat"
+    GlobalHydra.instance().clear()
+    with pytest.raises(SystemExit, match="2"):
+        planner.main()
+    assert "capacity.json is there already; choose another hydra.run.dir" in capsys.readouterr().err
