@@ -113,13 +113,13 @@ def test_a_trace_without_texts_shows_token_ids(capsys: pytest.CaptureFixture[str
         ({"messages": [{"role": "dog", "content": "x"}]}, "field 'messages': has .*the roles are system"),
         ({"prompt": ""}, "field 'prompt': must be a text"),
         ({"prompt": "x", "output": 3}, "field 'output': must be a text"),
-        ({"prompt": "x", "timestamp": -9}, "field 'timestamp': is -9 s, after a row of 0.0 s"),
+        ({"prompt": "x", "timestamp": -9}, "field 'timestamp': is -9 s, after a row of 0 s"),
         ({"prompt": "x", "session": []}, "field 'session': must be a text or a whole number"),
     ],
 )
 def test_rows_of_a_log_are_checked(row: dict[str, object], problem: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text(json.dumps({"prompt": "first"}) + "\n" + json.dumps(row) + "\n")
+    path.write_text(json.dumps({"prompt": "first", "timestamp": 0}) + "\n" + json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=rf"log.jsonl, row 2, {problem}"):
         open_trace("prompts", path=str(path))
 

@@ -1,12 +1,16 @@
 """Read a log of requests as they were sent: JSONL with the bodies of a chat or completion API.
 
 One JSON object a line: `messages` (a list of `role` and `content`) or `prompt` (text); where known `tools` (a
-list of schemas, which come first, as in most templates), `output` (text), `timestamp` (s) and `session`.
+list of schemas, which come first, as in most templates), `system` (Anthropic's: text, or parts), `output`
+(text), `timestamp` (s, or an ISO date and time) and `session`. A field that is null is not there. Contents in
+parts are the texts of these; parts of another kind are written as the JSON that they are. Marks for a
+provider's cache (`cache_control`) are no part of a prompt.
 """
 
 import json
 from array import array
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -24,7 +28,8 @@ class PromptsTrace:
     """A log of requests; texts are kept, tokens are not.
 
     A message is one token for its role and the tokens of its text, and the input ends with the assistant's
-    role. A row without a time comes a second after the one before, one without a session is one by itself.
+    role. A row without a time comes a second after the one before (and no later row before it), one without a
+    session is one by itself.
     """
 
     def __init__(
@@ -50,13 +55,15 @@ class PromptsTrace:
         self._rows: list[tuple[list[tuple[str, str]], str]] = []  # messages by role, and the output
         self._arrivals, sessions = array("d"), array("q")
         numbers: dict[object, int] = {}
-        for row in read_rows(path or ""):
+        stated: float | None = None  # the last time that a row states
+        for row in map(_without_nulls, read_rows(path or "")):
             output = row.values.get("output", "")
             if not isinstance(output, str):
                 raise row.error("output", f"must be a text, got {output!r:.80}")
             last = self._arrivals[-1] if self._arrivals else None
             if "timestamp" in row.values:
-                now = row.time_of("timestamp", last)
+                stated = _seconds(row).time_of("timestamp", stated)
+                now = stated if last is None else max(stated, last)
             else:
                 now = 0.0 if last is None else last + 1
             session = row.values.get("session", ("row", row.number))
@@ -100,10 +107,32 @@ class PromptsTrace:
         return np.array([first, *(ids or [first])], np.uint32)
 
 
+def _without_nulls(row: Row) -> Row:
+    return row._replace(values={field: value for field, value in row.values.items() if value is not None})
+
+
+def _seconds(row: Row) -> Row:
+    """The row with a date and time as seconds since the epoch; without a zone it is UTC. ValueError."""
+    when = row.values["timestamp"]
+    if not isinstance(when, str):
+        return row
+    try:
+        moment = datetime.fromisoformat(when.strip())
+    except ValueError as error:
+        problem = f"must be seconds, or an ISO date and time, got {when!r:.80}"
+        raise row.error("timestamp", problem) from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return row._replace(values={**row.values, "timestamp": moment.timestamp()})
+
+
 def _messages(row: Row) -> list[tuple[str, str]]:
     """Roles and texts of a row. ValueError for anything that is none."""
     tools = row.values.get("tools")
-    found = [("system", json.dumps(tools))] if tools else []
+    found = [("system", json.dumps(_unmarked(tools)))] if tools else []
+    if system := row.values.get("system"):
+        if not isinstance(system, str | list):
+            raise row.error("system", f"must be a text or a list of parts, got {system!r:.80}")
+        found.append(("system", _text(system)))
     if "messages" not in row.values and "prompt" in row.values:
         prompt = row.get("prompt")
         if not isinstance(prompt, str) or not prompt:
@@ -116,10 +145,26 @@ def _messages(row: Row) -> list[tuple[str, str]]:
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ROLES:
             raise row.error("messages", f"has {message!r:.80}; the roles are {', '.join(ROLES)}")
-        content = message.get("content")
-        # Contents of several parts, and calls of tools, are written as the JSON that they are.
-        text = content if isinstance(content, str) else json.dumps(content)
+        text = _text(message.get("content"))
         if message.get("tool_calls"):
             text += json.dumps(message["tool_calls"])
         found.append((role, text))
     return found
+
+
+def _text(content: object) -> str:
+    """A message's content as one text; none where there is none, as beside calls of tools."""
+    if isinstance(content, list):
+        return "\n".join(map(_text, content))  # as the server joins them
+    if isinstance(content, dict) and isinstance(content.get("text"), str):
+        return str(content["text"])
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else json.dumps(_unmarked(content))
+
+
+def _unmarked(value: object) -> object:
+    """``value`` without the marks that clients set and move from message to message."""
+    if isinstance(value, dict):
+        return {key: _unmarked(item) for key, item in value.items() if key != "cache_control"}
+    return [_unmarked(item) for item in value] if isinstance(value, list) else value
