@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -93,7 +94,9 @@ def _over_settings(
 ) -> tuple[Figure, Table]:
     """A point for each run, and bounds where there are lines; ``store`` keeps these."""
     names = short_names({run.policy for run in runs})
-    points = sorted((point_of(run, drawn, names) for run in runs), key=lambda p: (p.panel, p.line, p.x))
+    points = mean_points(runs, drawn, names)
+    seeds = {run.summary["seed"] for run in runs}
+    title += f", means over {len(seeds)} seeds" if len(seeds) > 1 else ""
     bounds = [] if drawn["kind"] == "bars" else bounds_of(runs, drawn, store)
     metrics = list(points[0].values)
     table: Table = [["panel", "line", drawn["x"], *metrics]]
@@ -105,25 +108,57 @@ def _over_settings(
     return draw_lines(points, drawn, title, bounds), table
 
 
+def mean_points(runs: Sequence[RunRecord], drawn: Mapping[str, Any], names: Mapping[str, str]) -> list[Point]:
+    """A point for each place in the figure, a mean over its seeds; ``names`` as ``short_names`` gives them.
+
+    Warns where runs share a place that differ in more than the seed: the figure does not show that setting.
+    """
+    shared: dict[tuple[str, str, float | str], list[tuple[RunRecord, Point]]] = {}
+    for run in runs:
+        point = point_of(run, drawn, names)
+        shared.setdefault((point.panel, point.line, point.x), []).append((run, point))
+    points = []
+    for (panel, line, x), found in sorted(shared.items()):
+        if len({(run.panel_key, run.policy, run.budget_gb) for run, _ in found}) > 1:
+            where = f"{panel}, {line}, {x}"
+            print(
+                f"warning: {where}: a mean of runs that differ in more than the seed; draw them one by one",
+                file=sys.stderr,
+            )
+        values = {name: fmean(point.values[name] for _, point in found) for name in found[0][1].values}
+        points.append(Point(panel, line, x, values))
+    return points
+
+
 def bounds_of(runs: Sequence[RunRecord], drawn: Mapping[str, Any], store: Path) -> list[Point]:
-    """What an infinite cache reaches at each panel and x, the most under any admission there is among them.
+    """What an infinite cache reaches at each panel and x, the most under any admission there is among them,
+    a mean over the seeds.
 
     Raises ValueError and OSError when a trace can no longer be read.
     """
     bounded = [metric for metric in drawn["metrics"] if f"hybrid_{metric}" in Bounds._fields]
     if not bounded:
         return []
-    best: dict[tuple[str, float | str], dict[str, float]] = {}
+    best: dict[tuple[str, float | str, int], dict[str, float]] = {}
     for run in runs:
         point = point_of(run, drawn, {run.policy: run.policy})
         reached = find_bounds(run.config, store)._asdict()
-        here = best.setdefault((point.panel, point.x), dict.fromkeys(bounded, 0.0))
+        place = point.panel, point.x, int(run.summary["seed"])
+        here = best.setdefault(place, dict.fromkeys(bounded, 0.0))
         for metric in bounded:
             here[metric] = max(here[metric], 100 * reached[f"hybrid_{metric}"])
-    return sorted(
-        (Point(panel, "infinite cache", x, values) for (panel, x), values in best.items()),
-        key=lambda p: (p.panel, p.x),
-    )
+    by_place: dict[tuple[str, float | str], list[dict[str, float]]] = {}
+    for (panel, x, _), values in sorted(best.items()):
+        by_place.setdefault((panel, x), []).append(values)
+    return [
+        Point(
+            panel,
+            "infinite cache",
+            x,
+            {metric: fmean(values[metric] for values in seeds) for metric in bounded},
+        )
+        for (panel, x), seeds in by_place.items()
+    ]
 
 
 def _over_time(runs: Sequence[RunRecord], drawn: Mapping[str, Any], title: str) -> tuple[Figure, Table]:

@@ -83,8 +83,9 @@ def draw_lines(
 
 
 def draw_bars(points: Sequence[Point], drawn: Mapping[str, Any], title: str = "") -> Figure:
-    """Stacked bars, one a policy: what became of all input tokens."""
+    """Stacked bars, one a policy (and line, where there are several): what became of all input tokens."""
     panels = _panels(points)
+    one_line = len({point.line for point in points}) == 1
     rows = math.ceil(len(panels) / MOST_COLUMNS)
     columns = math.ceil(len(panels) / rows)
     figure = new_figure(columns, rows, title)
@@ -101,7 +102,7 @@ def draw_bars(points: Sequence[Point], drawn: Mapping[str, Any], title: str = ""
                 edgecolor="white", linewidth=0,
             )  # fmt: skip
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        names = [str(point.x) for point in here]
+        names = [str(point.x) if one_line else f"{point.x}, {point.line}" for point in here]
         axes.set_yticks(range(len(here)), names if not place % columns else [""] * len(here))
         axes.set_xlim(0, 100)
         dress(axes, panel, drawn["x_label"] if place + columns >= len(panels) else "")

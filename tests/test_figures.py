@@ -76,6 +76,24 @@ def test_every_experiment_can_be_run_and_drawn(name: str, tmp_path: Path) -> Non
     assert kept["experiment"]["figure"] == drawn
 
 
+def test_seeds_are_averaged_and_settings_that_are_not_shown_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = []
+    for seed in (0, 1):
+        summary = replay(first_values("budget", "trace.limit=20", f"seed={seed}"), tmp_path / f"seed{seed}")
+        rates.append(summary["token_hit_rate"])
+    rows = list(csv.DictReader(draw_runs("budget", tmp_path)[1].open()))
+    assert not capsys.readouterr().err
+    assert [row["line"] for row in rows] == ["lru", "infinite cache"]
+    assert rates[0] != rates[1]
+    assert float(rows[0]["token_hit_rate"]) == pytest.approx(50 * sum(rates))
+    assert float(rows[1]["token_hit_rate"]) >= float(rows[0]["token_hit_rate"])
+    replay(first_values("budget", "trace.limit=20", "block_size=32"), tmp_path / "other")
+    draw_runs("budget", tmp_path)
+    assert "warning: chat, lru, 1.0: a mean of runs that differ in more than" in capsys.readouterr().err
+
+
 def test_lines_are_what_the_runs_found(small_replay: Callable[..., Values]) -> None:
     drawn = yaml.safe_load((EXPERIMENTS / "budget.yaml").read_text())["figure"]
     found = [small_replay(f"eviction={name}", f"budget_gb={gb}") for name in ("lru", "gdsf") for gb in (1, 2)]

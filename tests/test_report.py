@@ -274,6 +274,16 @@ def test_policies_differ_without_colour() -> None:
         assert len({getattr(style, part) for style in styles}) == 7
 
 
+def test_a_policy_looks_the_same_in_every_figure() -> None:
+    names = ["lru", "marconi", "reuse_rate", "mine"]
+    few, many = policy_styles(names[:3]), policy_styles([*names, "gdsf", "hit_density"])
+    assert all(few[name] == many[name] for name in few)
+    assert policy_styles(["marconi alpha=1"])["marconi alpha=1"] == few["marconi"]
+    both = policy_styles([*names, "marconi alpha=0", "marconi alpha=1"])
+    assert len(set(both.values())) == len(both)
+    assert len(policy_styles([f"p{i}" for i in range(25)])) == 25
+
+
 def test_a_trace_without_outputs_is_called_a_lower_bound(
     template: Values, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
