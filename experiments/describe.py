@@ -129,6 +129,9 @@ def as_text(found: Mapping[str, Any]) -> str:
         ("reuse_seconds", "seconds until reuse"),
     ):
         spread = found[key]
+        if key == "reuse_seconds" and not found["bounds"]["token_hit_rate_hybrid"]:
+            rows.append((name, "nothing is used again"))
+            continue
         mean, median, p90, p99, most = (_plain(spread[key]) for key in ("mean", "p50", "p90", "p99", "max"))
         rows.append((name, f"mean {mean}, median {median}, 90% {p90}, 99% {p99}, most {most}"))
     bounds = {key: f"{100 * value:.1f}%" for key, value in found["bounds"].items()}

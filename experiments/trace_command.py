@@ -96,6 +96,8 @@ def _describe(options: argparse.Namespace) -> str:
 def _convert(options: argparse.Namespace) -> str:
     if options.out.suffix != ".npz":
         raise ValueError(f"--out {options.out}: the native format is .npz")
+    if not options.out.parent.is_dir():
+        raise ValueError(f"--out {options.out}: there is no folder {options.out.parent}; make it first")
     trace = trace_of(options.source, options.kind, options.settings)
     written = write_npz(trace, options.out)
     return (

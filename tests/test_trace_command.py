@@ -8,7 +8,7 @@ import pytest
 
 from hybridcache.cli import main
 from hybridcache.experiments.bounds import replay_bounds
-from hybridcache.experiments.describe import describe
+from hybridcache.experiments.describe import as_text, describe
 from hybridcache.experiments.trace_command import model_of, trace_of
 from hybridcache.experiments.traces.open import open_trace
 from hybridcache.experiments.traces.request import TraceRequest
@@ -89,6 +89,11 @@ def test_working_set_and_reuse_of_requests_known_by_heart() -> None:
     assert sizes["mean"] == pytest.approx((kv + checkpoint) / 1e9 * 30 / 40)
 
 
+def test_a_trace_without_reuse_has_no_time_until_reuse() -> None:
+    found = describe(Listed((0.0, [1, 2, 3]), (1.0, [4, 5, 6])), HYBRID, BranchAndFinal())
+    assert "seconds until reuse  nothing is used again" in as_text(found)
+
+
 def test_working_set_without_reuse_is_empty() -> None:
     found = WorkingSet(HYBRID, 16)
     for i in range(3):
@@ -107,6 +112,7 @@ def test_working_set_without_reuse_is_empty() -> None:
         (["describe", "chat", "limit=0"], "trace.limit must be an integer of 1 or more"),
         (["describe", "chat", "--model", "gpt"], "model=gpt is unknown; choose one of bamba_9b"),
         (["convert", "chat", "--out", "x.json"], "the native format is .npz"),
+        (["convert", "chat", "--out", "no/x.npz"], "--out no/x.npz: there is no folder no; make it first"),
     ],
 )
 def test_mistakes_are_one_line(
