@@ -1,6 +1,7 @@
 """Compiles every CUDA kernel and prints docs/cuda_registers.md; needs nvcc, no GPU."""
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Sequence
 
 from hybridcache.kernels.cuda.build import ARCHITECTURES, Variant, find_nvcc, nvcc_release, variants
@@ -43,4 +44,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    ArgumentParser(prog="python -m hybridcache.experiments.cuda_registers", description=__doc__).parse_args()
     raise SystemExit(main())

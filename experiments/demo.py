@@ -1,7 +1,8 @@
-"""A first look: two built-in workloads under four eviction policies, and a worker with and without cache."""
+"""A first look: two built-in workloads under five eviction policies, and a worker with and without cache."""
 
 import subprocess
 import sys
+from argparse import ArgumentParser
 from datetime import datetime
 from pathlib import Path
 
@@ -30,4 +31,5 @@ def _command(module: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
+    ArgumentParser(prog="python -m hybridcache.experiments.demo", description=__doc__).parse_args()
     main()

@@ -9,6 +9,7 @@ a new key, and every recorded token id is void.
 
 import json
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 from hybridcache.experiments.tokenizer_text import training_text
@@ -44,4 +45,5 @@ def main(folder: Path = TOKENIZER_FOLDER) -> int:
 
 
 if __name__ == "__main__":
+    ArgumentParser(prog="python -m hybridcache.experiments.train_tokenizer", description=__doc__).parse_args()
     sys.exit(main())

@@ -1,6 +1,7 @@
 """The worker on the tiny model: the same chats with the cache off and on, and what that changed."""
 
 import random
+from argparse import ArgumentParser
 from statistics import median
 from typing import NamedTuple
 
@@ -85,4 +86,5 @@ def _tokens(rng: random.Random, count: int) -> list[int]:
 
 
 if __name__ == "__main__":
+    ArgumentParser(prog="python -m hybridcache.experiments.worker_demo", description=__doc__).parse_args()
     main()

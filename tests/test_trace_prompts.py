@@ -28,7 +28,7 @@ def test_parts_marks_and_a_system_field_change_no_token(tmp_path: Path) -> None:
     system = {"role": "system", "content": "Be brief."}
     plain = {"messages": [system, *SAID]}
     parts = [{**said, "content": [part(said["content"], marked=i == 1)]} for i, said in enumerate(SAID)]
-    ways = [
+    ways: list[Json] = [
         plain,
         {"messages": [system, *parts]},
         {"system": "Be brief.", "messages": SAID},
@@ -59,7 +59,7 @@ def test_marks_on_tools_and_other_parts_are_no_part_of_a_prompt(tmp_path: Path) 
 
 def test_a_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("output", "timestamp", "session", "tools", "system", "prompt"))
-    rows = [{"messages": SAID}, {**nothing, "messages": SAID}]
+    rows: list[Json] = [{"messages": SAID}, {**nothing, "messages": SAID}]
     one, two = log(tmp_path, *rows)
     assert (list(one.tokens), one.arrival, two.arrival) == (list(two.tokens), 0.0, 1.0)
     assert one.session != two.session
@@ -74,7 +74,7 @@ def test_times_are_seconds_or_dates_and_may_be_missing(tmp_path: Path) -> None:
     trace = log(tmp_path, *({"prompt": "a", "timestamp": when} for when in dates))
     assert [request.arrival for request in trace] == [0.0, 2.5, 7.0]
     # The second row is taken to come a second after the first; the third states less than that.
-    mixed = [{"prompt": "a", "timestamp": 5}, {"prompt": "b"}, {"prompt": "c", "timestamp": 5.5}]
+    mixed: list[Json] = [{"prompt": "a", "timestamp": 5}, {"prompt": "b"}, {"prompt": "c", "timestamp": 5.5}]
     assert [request.arrival for request in log(tmp_path, *mixed)] == [0.0, 1.0, 1.0]
 
 
