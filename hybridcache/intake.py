@@ -1,6 +1,6 @@
 """Turns what a client asks for into requests: everything is checked here, before the engine sees it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import count
 from typing import Any
 
@@ -140,6 +140,8 @@ class Intake:
         return max(fits, min(params.min_tokens, room))
 
     def _check_params(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params={params!r}: give SamplingParams, or None for the checkpoint's own")
         for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
             for token in ids:
                 if token >= self.spec.vocab_size:
@@ -165,6 +167,9 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several. Raises ValueError for none, and for what is no prompt."""
     if isinstance(prompts, str | bytes | bytearray | np.ndarray) and np.ndim(prompts) < 2:
         return [prompts]
+    if isinstance(prompts, Mapping | Set) or not isinstance(prompts, Iterable):
+        # Of a mapping the names would be answered, of a set the elements in any order.
+        raise ValueError(f"prompts={prompts!r}: give a text, token ids or a list of them; chats go to chat()")
     found = list(prompts)
     if not found:
         raise ValueError("prompts is empty: give a text, token ids, or a list of them")
@@ -172,7 +177,9 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [found]
     if not all(isinstance(prompt, str | Sequence | np.ndarray) for prompt in found):
         kinds = sorted({type(prompt).__name__ for prompt in found})
-        raise ValueError(f"prompts has {', '.join(kinds)}: give texts or lists of token ids")
+        raise ValueError(
+            f"prompts has {', '.join(kinds)}: give texts or lists of token ids; chats go to chat()"
+        )
     return found
 
 

@@ -187,7 +187,7 @@ class Worker:
         after all have ended.
         """
         found = prompts_of(prompts)
-        each = [params] * len(found) if params is None or isinstance(params, SamplingParams) else list(params)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(found)
         if len(each) != len(found):
             raise ValueError(f"{len(each)} params for {len(found)} prompts: give one, or one for each")
         jobs = [self._job(prompt, p, cache_salt) for prompt, p in zip(found, each, strict=True)]

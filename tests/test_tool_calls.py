@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hybridcache.models.presets import preset_folder
 from hybridcache.request import Request
 from hybridcache.sampler import Logits, Sampler
-from hybridcache.server.tool_calls import MARKS, Call, CallFormat, CallReader, marks_of
+from hybridcache.server.call import Call
+from hybridcache.server.tool_calls import MARKS, CallFormat, CallReader, marks_of
 from tests.server_setup import MakeServer, Server, make_server
 from tests.worker_setup import make_worker
 
@@ -93,12 +94,39 @@ ANSWERS = {
         ["I ask.", ROME, OSLO],
     ),
     "Mistral, cut off": (MISTRAL, "[TOOL_CALLS]weather[ARGS]{", ["[TOOL_CALLS]weather[ARGS]{"]),
+    "the end mark in a text": (
+        HERMES,
+        'a <tool_call>{"name": "f", "arguments": {"x": "</tool_call>, </tool_call>"}}</tool_call> b',
+        ["a", Call("f", {"x": "</tool_call>, </tool_call>"}), " b"],
+    ),
+    "a text that never ends": (
+        HERMES,
+        f'<tool_call>{{"name": "f}}</tool_call> So. <tool_call>{OSLO_JSON}</tool_call>',
+        ['<tool_call>{"name": "f}</tool_call> So.', OSLO],
+    ),
+    "two that never end": (
+        HERMES,
+        '<tool_call>{"name": "f}</tool_call>a<tool_call>{"name": "f}</tool_call>b',
+        ['<tool_call>{"name": "f}</tool_call>a<tool_call>{"name": "f}</tool_call>b'],
+    ),
+    "a line end in a text": (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"x": "a\n\tb"}}</tool_call>',
+        [Call("f", {"x": "a\n\tb"})],
+    ),
+    "tags with what is no JSON": (
+        HERMES,
+        "<tool_call><function=f><parameter=x>NaN</parameter><parameter=y>1e999</parameter></function></tool_call>",
+        [Call("f", {"x": "NaN", "y": "1e999"})],
+    ),
     "ARGS in a text": (
         HERMES,
         '<tool_call>{"name": "f", "arguments": {"x": "a[ARGS]{}"}}</tool_call>',
         [Call("f", {"x": "a[ARGS]{}"})],
     ),
 }
+UNSENDABLE = ("NaN", "1e999", "-Infinity", '"\\ud800"', '{"\\udc00": 1}', "[" * 200 + "]" * 200, "[" * 50_000)
+"""Arguments that Python reads, or fails at, and that nobody could be sent."""
 HIDDEN = {
     "a call": (f"I ask. <tool_call>{ROME_JSON}</tool_call>", ["I ask.", ROME]),
     "no call": ("I <tool_call> say</tool_call> so", ["I  say so"]),
@@ -133,9 +161,20 @@ def test_marks_that_are_special_tokens_are_no_words(text: str, wanted: list[str 
     assert read(list(text), HERMES, HERMES) == wanted
 
 
+@pytest.mark.parametrize("value", UNSENDABLE, ids=range(len(UNSENDABLE)))
+def test_what_cannot_be_sent_as_json_is_no_call(value: str) -> None:
+    """An answer that has it would fail, or its stream break off."""
+    for arguments in (f'{{"x": {value}}}', json.dumps(f'{{"x": {value}}}')):
+        text = f'a <tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+        assert read([text]) == [text]
+    name = f'<tool_call>{{"name": {value}, "arguments": {{}}}}</tool_call>'
+    assert read([name]) == [name]
+
+
 @given(st.data())
 def test_how_a_text_is_parted_changes_nothing(data: st.DataObject) -> None:
-    pieces = ["<tool_call>", "</tool_call>", "<tool_", ROME_JSON, TAGS, " ", "\n", "word", "<", "{", "é"]
+    pieces = ["<tool_call>", "</tool_call>", "<tool_", ROME_JSON, TAGS, " ", "\n", "word", "<", "{", "é", '"',
+              '{"name": "f", "arguments": {"x": "', '"}}']  # fmt: skip
     text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=12)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]

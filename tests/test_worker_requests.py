@@ -40,7 +40,11 @@ def worker() -> Iterator[Worker]:
         (b"bytes", "the prompt is bytes"),
         ([b"bytes"], "the prompt is bytes"),
         ([None], "NoneType"),
-        ([{"role": "user"}], "dict"),
+        ([{"role": "user"}], r"dict.*chats go to chat\(\)"),
+        ({"prompt_token_ids": [1, 2]}, "prompts={'prompt_token_ids'"),
+        ({1, 2}, "prompts={1, 2}"),
+        (None, "prompts=None"),
+        (5, "prompts=5"),
         ([5] * 254, "254 prompt tokens and max_tokens=3 exceed max_model_len=256"),
     ],
 )
@@ -58,6 +62,9 @@ def test_bad_prompts(worker: Worker, prompts: object, message: str) -> None:
         (replace(SHORT, logit_bias={5_000: 1.0}), "logit_bias has token 5000"),
         (replace(SHORT, max_tokens=255), "max_tokens=255 exceed max_model_len"),
         ([SHORT, SHORT], "2 params for 1 prompts"),
+        ({"max_tokens": 3}, "params={'max_tokens': 3}: give SamplingParams"),
+        ([{"max_tokens": 3}], "params={'max_tokens': 3}: give SamplingParams"),
+        (3, "params=3: give SamplingParams"),
     ],
 )
 def test_bad_parameters(worker: Worker, params: object, message: str) -> None:

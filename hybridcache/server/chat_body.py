@@ -8,10 +8,11 @@ from starlette.datastructures import Headers
 
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.server.body import Body, Items
+from hybridcache.server.call import ARGUMENTS
 from hybridcache.server.chat_message import ChatMessage, Conversation, conversation
 from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import GenerationBody, seconds
-from hybridcache.server.tool_calls import ARGUMENTS, CallFormat, marks_of
+from hybridcache.server.tool_calls import CallFormat, marks_of
 from hybridcache.text_codec import ChatPrompt, TextCodec
 from hybridcache.worker import Worker
 

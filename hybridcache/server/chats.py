@@ -11,11 +11,12 @@ from starlette.responses import Response
 
 from hybridcache.request_output import Sample
 from hybridcache.server.answers import Answers, Part
+from hybridcache.server.call import Call
 from hybridcache.server.chat_body import ChatBody
 from hybridcache.server.logprobs import chat_logprobs
 from hybridcache.server.models_list import ServedModels
 from hybridcache.server.reply import Reply
-from hybridcache.server.tool_calls import Call, CallReader, calls_of, words_of
+from hybridcache.server.tool_calls import CallReader, calls_of, words_of
 from hybridcache.text_codec import TextCodec
 from hybridcache.worker import RequestOutput, Stream, Worker
 

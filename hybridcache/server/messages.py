@@ -10,12 +10,13 @@ from starlette.responses import JSONResponse, Response
 
 from hybridcache.request_output import Sample
 from hybridcache.server.answers import Answers
+from hybridcache.server.call import Call
 from hybridcache.server.client import EventStream, event, unless_gone
 from hybridcache.server.errors import ApiError
 from hybridcache.server.messages_body import CountBody, MessagesBody
 from hybridcache.server.models_list import ServedModels
 from hybridcache.server.off_loop import off_loop
-from hybridcache.server.tool_calls import Call, CallFormat, CallReader, calls_of
+from hybridcache.server.tool_calls import CallFormat, CallReader, calls_of
 from hybridcache.text_codec import ChatPrompt
 from hybridcache.worker import Stream, Worker
 

@@ -1,9 +1,9 @@
 """Calls of tools, read out of an answer's text while it comes."""
 
-import json
-import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from hybridcache.server.call import Call, calls_in, is_cut_short
 
 
 class Marks(NamedTuple):
@@ -21,26 +21,7 @@ MARKS = (
     Marks("<|tool_call|>", "<|/tool_call|>"),  # Granite 3, which leaves the end out; Phi-4-mini
     Marks("[TOOL_CALLS]", "[/TOOL_CALLS]"),  # Mistral, which leaves the end out
 )
-"""Inside is one call as a JSON object, a list of them, a function in tags with its parameters in tags (as
-Qwen3-Coder and Nemotron 3 write them), or a name, ARGUMENTS and an object (Mistral, behind a mark each)."""
-ARGUMENTS = "[ARGS]"
-"""Between a call's name and its arguments."""
-
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
-
-
-class Call(NamedTuple):
-    """A call of a tool, which may be none that the prompt names."""
-
-    name: str
-    arguments: dict[str, Any]
-
-    @property
-    def arguments_json(self) -> str:
-        """As chat templates write them, so that the next prompt repeats the answer's tokens where it can."""
-        return json.dumps(self.arguments, ensure_ascii=False)
-
+"""What may be between them `calls_in` says."""
 
 class CallFormat(NamedTuple):
     """How the answers to one request are read."""
@@ -73,6 +54,10 @@ class CallReader:
         """Whether the text held follows an opening mark."""
         self._space = ""
         """White space before that mark."""
+        self._sought = 0
+        """Where in the text held the closing mark may come."""
+        self._first_end: int | None = None
+        """Where the first one came, if what it ends was cut short."""
         self._called = False
         """Whether a call was the last to come."""
 
@@ -80,18 +65,8 @@ class CallReader:
         """The next part of the text; what can be told by now."""
         self._held += text
         found: list[str | Call] = []
-        begin, end = self._form.marks
-        while (mark := self._next_mark((end,) if self._inside else self._watched)) is not None:
-            before, _, self._held = self._held.partition(mark)
-            if self._inside:
-                self._close(before, end, found)
-                continue
-            words = before.rstrip()
-            self._tell(words, found)
-            if mark == begin:
-                self._inside, self._space = True, before[len(words) :]
-            else:
-                self._held = before[len(words) :] + self._held
+        while self._close(found) if self._inside else self._open(found):
+            pass
         if not self._inside:
             at = self._may_begin()
             words, self._held = self._held[:at], self._held[at:]
@@ -101,16 +76,61 @@ class CallReader:
     def end(self) -> list[str | Call]:
         """The text has ended: the rest of it."""
         found: list[str | Call] = []
+        while self._inside:
+            if self._first_end is None or self._calls(self._held):
+                inner, self._held = self._held, ""
+                self._read(inner, "", found)
+            else:
+                self._read_up_to(self._first_end, found)
+                found += self.add("")
         rest, self._held = self._held, ""
-        if self._inside:
-            self._close(rest, "", found)
-        elif not self._called or rest.strip():
+        if not self._called or rest.strip():
             self._tell(rest, found)
         return found
 
-    def _close(self, inner: str, end: str, found: list[str | Call]) -> None:
-        self._inside = False
-        if calls := _calls(inner, self._form):
+    def _open(self, found: list[str | Call]) -> bool:
+        """Read up to the next mark among words, if there is one."""
+        begin = self._form.marks.begin
+        marks = [mark for mark in self._watched if mark in self._held]
+        if not marks:
+            return False
+        mark = min(marks, key=self._held.index)
+        before, _, rest = self._held.partition(mark)
+        words = before.rstrip()
+        self._tell(words, found)
+        space = before[len(words) :]
+        if mark == begin:
+            self._inside, self._space, self._held = True, space, rest
+        else:
+            self._held = space + rest
+        return True
+
+    def _close(self, found: list[str | Call]) -> bool:
+        """Read up to the mark that ends the calls, if it has come."""
+        end = self._form.marks.end
+        at = self._held.find(end, self._sought)
+        if at < 0:
+            return False
+        inner = self._held[:at]
+        if not self._calls(inner):
+            if is_cut_short(inner):
+                # The mark may be part of a text that is an argument.
+                self._first_end = at if self._first_end is None else self._first_end
+                self._sought = at + len(end)
+                return True
+            at = at if self._first_end is None else self._first_end
+        self._read_up_to(at, found)
+        return True
+
+    def _read_up_to(self, at: int, found: list[str | Call]) -> None:
+        """Read the calls that the end mark at ``at`` ends."""
+        end = self._form.marks.end
+        inner, self._held = self._held[:at], self._held[at + len(end) :]
+        self._read(inner, end, found)
+
+    def _read(self, inner: str, end: str, found: list[str | Call]) -> None:
+        self._inside, self._sought, self._first_end = False, 0, None
+        if calls := self._calls(inner):
             found += calls
             self._called = True
         else:
@@ -119,14 +139,13 @@ class CallReader:
                 text = text.replace(mark, "")
             self._tell(self._space + text, found)
 
+    def _calls(self, inner: str) -> list[Call]:
+        return calls_in(inner, self._form.schemas, self._form.marks.begin)
+
     def _tell(self, words: str, found: list[str | Call]) -> None:
         if words:
             found.append(words)
             self._called = False
-
-    def _next_mark(self, marks: Iterable[str]) -> str | None:
-        """The one that comes first in the text held."""
-        return min((mark for mark in marks if mark in self._held), key=self._held.index, default=None)
 
     def _may_begin(self) -> int:
         """Where the end of the text held may be white space and the first part of a mark."""
@@ -136,62 +155,6 @@ class CallReader:
             (n for n in sizes if any(len(m) > n and m.startswith(held[-n:]) for m in self._watched)), 0
         )
         return len(held[: len(held) - size].rstrip())
-
-
-def _calls(inner: str, form: CallFormat) -> list[Call]:
-    """The calls between two marks; none when these are not calls, and calls alone."""
-    inner = inner.strip()
-    if inner.startswith("<function="):
-        return [_tagged(name, body, form.schemas.get(name)) for name, body in _FUNCTION.findall(inner)]
-    try:
-        if ARGUMENTS in inner and not inner.startswith(("{", "[")):
-            return [_named(part) for part in inner.split(form.marks.begin)]
-        found = json.loads(inner)
-        return [_call(entry) for entry in (found if isinstance(found, list) else [found])]
-    except (ValueError, RecursionError):
-        return []
-
-
-def _call(entry: object) -> Call:
-    """Raises ValueError when it is none."""
-    inner = _field(entry, "function")
-    fields = inner if isinstance(inner, dict) else entry
-    name, arguments = _field(fields, "name"), _field(fields, "arguments")
-    if arguments is None:
-        arguments = _field(fields, "parameters")
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if arguments is None:
-        arguments = {}
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise ValueError(f"no call: {entry!r}")
-    return Call(name, arguments)
-
-
-def _named(text: str) -> Call:
-    """Raises ValueError when it is none."""
-    name, _, arguments = text.partition(ARGUMENTS)
-    return _call({"name": name.strip(), "arguments": arguments})
-
-
-def _tagged(name: str, body: str, schema: object) -> Call:
-    arguments: dict[str, Any] = {}
-    for parameter, text in _PARAMETER.findall(body):
-        value = text.removeprefix("\n").removesuffix("\n")
-        kind = _field(_field(_field(schema, "properties"), parameter), "type")
-        arguments[parameter] = value if kind == "string" else _json_or_text(value)
-    return Call(name, arguments)
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _field(value: object, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else None
 
 
 def words_of(items: Iterable[str | Call]) -> str:
