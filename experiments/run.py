@@ -23,7 +23,7 @@ from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_engine import replay_engine
 from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.request_rows import COLUMNS, TIMED_COLUMNS, Columns, RequestRows
-from hybridcache.experiments.run_folder import CONFIG, ROWS, SUMMARY, TIMELINE, RunFolder
+from hybridcache.experiments.run_folder import CONFIG, ROWS, SUMMARY, TIMELINE, RunFolder, holds_run
 from hybridcache.experiments.simulation import Simulation, TimedEngine
 from hybridcache.experiments.summary import build_summary
 from hybridcache.experiments.timeline import Timeline
@@ -45,12 +45,18 @@ OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
 def run(config: DictConfig) -> None:
     """The job that Hydra calls: replay into the run folder that Hydra chose.
 
+    A sweep that is started again in its folder so goes on where it ended: runs that are there stay.
+
     Raises:
         ValueError, OSError: a setting or the trace is wrong; nothing has been replayed then.
     """
     values = resolved(config)
     hydra = HydraConfig.get()
-    replay(values, Path(hydra.runtime.output_dir), bar=hydra.mode == RunMode.RUN)
+    folder, single = Path(hydra.runtime.output_dir), hydra.mode == RunMode.RUN
+    if not single and holds_run(folder, plain_json(values)):
+        log.info("%s: the results of this very run are there, and stay", folder)
+        return
+    replay(values, folder, bar=single)
 
 
 def replay(values: Mapping[str, Any], folder: Path, *, bar: bool = False) -> dict[str, Any]:

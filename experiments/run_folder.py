@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from hybridcache.experiments.code_version import code_version
 from hybridcache.experiments.setting import flag
 
 SUMMARY = "summary.json"
@@ -24,6 +25,25 @@ def check_free(path: Path, *, overwrite: object) -> None:
         raise ValueError(
             f"{path} is there already; choose another hydra.run.dir, or set overwrite=true to replace it"
         )
+
+
+def holds_run(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether ``folder`` has the whole results of a run of ``config`` (JSON-ready) by this code.
+
+    False where that cannot be told: uncommitted changes, a trace file that is newer, a real model.
+    """
+    if config["overwrite"] is not False or config["mode"] == "worker":
+        return False
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        path = config["trace"].get("path")
+        if path is not None and Path(path).stat().st_mtime > (folder / SUMMARY).stat().st_mtime:
+            return False
+    except (OSError, ValueError):
+        return False
+    version = code_version()
+    same = summary.get("config") == config and summary.get("code_version") == version._asdict()
+    return bool(same and not version.modified)
 
 
 class RunFolder:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hybridcache.experiments import replay as command
+from hybridcache.experiments.code_version import CodeVersion
 from hybridcache.experiments.command import THREAD_LIMITS
 from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.run_folder import CLAIM, RunFolder
@@ -118,9 +119,7 @@ def test_ignored_settings_are_named(values: Callable[..., Values]) -> None:
         ReplaySettings.from_config(values("kv_fraction=0.25"))
 
 
-def test_an_added_setting_that_nobody_reads_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_added_setting_that_nobody_reads_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="budget=2 is ignored: no such setting; did you mean budget_gb"):
         assert run_here(monkeypatch, "+budget=2") == 0
@@ -161,6 +160,36 @@ def test_a_folder_with_results_is_not_overwritten(
     assert run_here(monkeypatch, "hydra.run.dir=fixed", "budget_gb=2", "overwrite=true") == 0
     assert json.loads((tmp_path / "fixed" / "summary.json").read_text())["budget_bytes"] == 2 * 10**9
     assert not (tmp_path / "fixed" / CLAIM).exists()
+
+
+def test_a_sweep_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sweep(*arguments: str) -> int:
+        given = ("hydra.mode=MULTIRUN", "hydra/launcher=basic", "hydra.sweep.dir=s", *arguments)
+        return run_here(monkeypatch, *given)
+
+    def written() -> list[int]:
+        return [(tmp_path / "s" / name / "summary.json").stat().st_mtime_ns for name in "01"]
+
+    monkeypatch.chdir(tmp_path)
+    code = [CodeVersion("1", "c" * 40, False)]
+    for module in ("run", "run_folder"):
+        monkeypatch.setattr(f"hybridcache.experiments.{module}.code_version", lambda: code[-1])
+    assert sweep("eviction=lru,gdsf") == 0
+    first = written()
+    (tmp_path / "s" / "1" / "summary.json").unlink()  # as if it had been killed
+    assert sweep("eviction=lru,gdsf") == 0
+    assert written()[0] == first[0] and written()[1] > first[1]
+    capsys.readouterr()
+    # Another setting, other code, or code that nobody can name again: that is another run.
+    assert sweep("eviction=lru,gdsf", "block_size=32") == 2
+    assert "already holds the results of a run" in capsys.readouterr().err
+    for other in (CodeVersion("1", "d" * 40, False), CodeVersion("1", "c" * 40, True)):
+        code.append(other)
+        assert sweep("eviction=lru,gdsf") == 2
+    assert sweep("eviction=lru,gdsf", "overwrite=true") == 0
+    assert written()[0] > first[0]
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
