@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hybridcache.experiments.explain_text import prompt_text, traffic_text
 from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_settings import UNBOUNDED_BYTES
 from hybridcache.experiments.request_rows import RequestRows
-from hybridcache.experiments.trace_command import CONF, add_source, model_of, trace_of
+from hybridcache.experiments.trace_command import CONF, add_source, model_of, trace_of, yaml_of
 from hybridcache.experiments.watched_cache import WatchedCache
 from hybridcache.explainer import Explainer
 from hybridcache.explanation import Explanation
@@ -45,6 +43,8 @@ def run(options: argparse.Namespace) -> str:
     spec = model_of(options.model)
     hardware = HardwareProfile.from_config(read_conf("hardware", options.hardware))
     prices = Prices.from_config(read_conf("prices", options.prices)) if options.prices else None
+    if options.top < 1:
+        raise ValueError(f"--top {options.top}: give a number of templates, 1 or more")
     if not options.budget_gb > 0:
         raise ValueError(f"--budget-gb {options.budget_gb}: give gigabytes above 0, or inf")
     explainer = Explainer(spec, decode=getattr(trace, "decode", None), hardware=hardware, prices=prices)
@@ -93,9 +93,9 @@ def read_conf(group: str, name: str) -> dict[str, Any]:
     if not path.is_file() and not (path := Path(name)).is_file():
         known = ", ".join(sorted(file.stem for file in (CONF / group).glob("*.yaml")))
         raise ValueError(f"{group}={name} is unknown; choose one of {known}, or give a file")
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values = yaml_of(path.read_bytes(), str(path))
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: must be a mapping")
+        raise ValueError(f"{path}: must be a mapping of keys to values")
     return {key: _numbers(value) for key, value in values.items()}
 
 

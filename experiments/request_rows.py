@@ -17,7 +17,7 @@ COLUMNS: dict[str, str] = {
     "index": "int64",  # place in the trace, from 0
     "arrival_seconds": "float64",  # after the trace's first request
     "session": "int64",
-    "turn": "int32",
+    "turn": "int64",
     "prompt_tokens": "int64",
     "output_tokens": "int64",
     "refused": "bool",  # could never fit the budget

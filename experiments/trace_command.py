@@ -59,7 +59,7 @@ def trace_of(source: str, kind: str | None, settings: Sequence[str]) -> Trace:
         name = key.removeprefix("trace.")
         if name in given or name in ("kind", "path"):
             raise ValueError(f"{setting!r}: {name} is given already")
-        given[name] = _yaml(value, setting)
+        given[name] = yaml_of(value, setting)
     kind = kind or kind_of(source)
     path = {} if kind in GENERATORS else {"path": source}
     opener: Callable[..., Trace] = open_trace
@@ -76,10 +76,10 @@ def model_of(name: str) -> ModelSpec:
         if not path.is_file():
             known = ", ".join(sorted(file.stem for file in (CONF / "model").glob("*.yaml")))
             raise ValueError(f"model={name} is unknown; choose one of {known}, or give a file")
-    return ModelSpec.from_config(_yaml(path.read_bytes(), name))
+    return ModelSpec.from_config(yaml_of(path.read_bytes(), name))
 
 
-def _yaml(text: str | bytes, where: str) -> Any:
+def yaml_of(text: str | bytes, where: str) -> Any:
     """What YAML makes of ``text``. Raises ValueError that begins with ``where``."""
     try:
         return yaml.safe_load(text)

@@ -37,7 +37,7 @@ class Prices:
             if not (number and 0 <= value < float("inf")):
                 raise ValueError(f"prices {self.name}: {key}={value!r}; give a number, at least 0")
         ttl, least = self.ttl_seconds, self.least_tokens
-        if ttl is not None and not (isfinite(ttl) and ttl > 0):
+        if ttl is not None and not (isinstance(ttl, int | float) and isfinite(ttl) and ttl > 0):
             raise ValueError(f"prices {self.name}: ttl_seconds={ttl!r}; give seconds above 0, or null")
         if isinstance(least, bool) or not isinstance(least, int) or least < 0:
             raise ValueError(f"prices {self.name}: least_tokens={least!r}; give a whole number")
@@ -47,8 +47,11 @@ class Prices:
         """Read a file of conf/prices/. Raises ValueError for a key too many or too few."""
         names = {field.name for field in fields(cls)}
         if names != set(config):
-            wrong, known = ", ".join(sorted(names ^ set(config))), ", ".join(sorted(names))
-            raise ValueError(f"prices {config.get('name')}: {wrong}: the keys are {known}")
+            given = {str(key) for key in config}
+            wrong = [f"no key {key}" for key in sorted(names - given)]
+            wrong += [f"unknown key {key}" for key in sorted(given - names)]
+            known = ", ".join(sorted(names))
+            raise ValueError(f"prices {config.get('name')}: {', '.join(wrong)}; the keys are {known}")
         return cls(**config)
 
     def of_missed(self, tokens: int, seconds: float | None) -> float:

@@ -146,11 +146,16 @@ def test_rows_of_a_log_become_requests(tmp_path: Path) -> None:
     assert not trace.has_outputs
 
 
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "torn.yaml").write_text("name: [")
+    (tmp_path / "short.yaml").write_text("name: short\ncurrency: EUR\n")
     for arguments, problem in (
         (["chat", "--prices", "free"], "prices=free is unknown; choose one of claude_sonnet_4"),
         (["chat", "--budget-gb", "0"], "--budget-gb 0.0: give gigabytes above 0"),
         (["chat", "--hardware", "abacus"], "hardware=abacus is unknown"),
+        (["chat", "--top", "0"], "--top 0: give a number of templates"),
+        (["chat", "--prices", str(tmp_path / "torn.yaml")], "torn.yaml: not YAML"),
+        (["chat", "--prices", str(tmp_path / "short.yaml")], "prices short: no key cache_read, no key"),
     ):
         with pytest.raises(SystemExit):
             main(["explain", *arguments])

@@ -119,7 +119,8 @@ def test_price_files_and_what_a_miss_costs() -> None:
         ("cache_read", "free", "cache_read='free'"),
         ("ttl_seconds", 0, "ttl_seconds=0; give seconds above 0"),
         ("least_tokens", 1.5, "least_tokens=1.5; give a whole number"),
-        ("discount", 1, "discount: the keys are cache_read"),
+        ("discount", 1, "unknown key discount; the keys are cache_read"),
+        ("ttl_seconds", "5m", "ttl_seconds='5m'; give seconds above 0, or null"),
     ],
 )
 def test_bad_prices_name_the_key(key: str, value: object, problem: str) -> None:

@@ -159,6 +159,7 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(request_rows, "GROUP_ROWS", 1_024)
     rows = RequestRows(tmp_path / "rows.parquet")
     row = dict.fromkeys(request_rows.COLUMNS, 0) | {"prompt_tokens": 7, "hit_tokens": 4, "lost_new": 3}
+    row |= {"session": 2**62, "turn": 2**62}  # which the native format allows
     most = 0
     for index in range(5_000):
         rows.append(tuple((row | {"index": index}).values()))

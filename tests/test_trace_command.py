@@ -104,7 +104,7 @@ def test_working_set_without_reuse_is_empty() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["describe", "nowhere.npz"], "nowhere.npz: no such trace file"),
+        (["describe", "nowhere.npz"], "nowhere.npz: no such file"),
         (["describe", "chat", "limit"], "'limit': give settings as KEY=VALUE"),
         (["describe", "chat", "limit=[1"], "limit=[1: not YAML"),
         (["describe", "chat", "limit=1", "trace.limit=2"], "'trace.limit=2': limit is given already"),

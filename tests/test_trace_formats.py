@@ -211,7 +211,9 @@ def test_azure_errors_name_line_and_column(tmp_path: Path) -> None:
             azure(tmp_path, [good, row])
     with pytest.raises(ValueError, match=r"workload.kind = 'tree_search'; choose one of chat"):
         azure(tmp_path, [good], workload={"kind": "tree_search"})
-    with pytest.raises(ValueError, match="turn is no setting of trace=chat"):
+    with pytest.raises(
+        ValueError, match=r"trace\.workload\.turn is no setting of trace\.workload\.kind=chat"
+    ):
         azure(tmp_path, [good], workload={"kind": "chat", "turn": 3})
     path = tmp_path / "other.csv"
     path.write_text("a,b\n1,2\n")
@@ -246,8 +248,10 @@ def test_texts_that_no_tokenizer_takes_are_told_at_once(
 def test_gzip_data_that_is_damaged_anywhere_is_told(kind: str, tmp_path: Path) -> None:
     path, rng = tmp_path / "bad.gz", np.random.default_rng(0)
     rows = [f"{minute(0)},{context},{answer}" for context, answer in rng.integers(1, 5_000, (2_000, 2))]
-    whole = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) if kind == "azure" else json.dumps(
-        [{"conversations": [{"from": "gpt", "value": row}]} for row in rows[:500]]
+    whole = (
+        "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
+        if kind == "azure"
+        else json.dumps([{"conversations": [{"from": "gpt", "value": row}]} for row in rows[:500]])
     )
     data = gzip.compress(whole.encode())
     for at in rng.integers(10, len(data) - 8, 40).tolist():
@@ -269,3 +273,12 @@ def test_the_kind_is_told_by_name_and_first_row(tmp_path: Path) -> None:
     (tmp_path / "strange.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(ValueError, match=r"strange.jsonl: cannot tell its kind; add --kind"):
         kind_of(str(tmp_path / "strange.jsonl"))
+
+
+def test_a_mistake_names_the_setting_that_was_given() -> None:
+    with pytest.raises(OSError, match=r"no\.json: no such file .*; check trace\.tokenizer"):
+        open_trace("prompts", path=__file__, tokenizer="no.json")
+    with pytest.raises(
+        ValueError, match=r"trace\.workload\.tuns is no setting of trace\.workload\.kind=chat"
+    ):
+        open_trace("azure", path=__file__, workload={"kind": "chat", "tuns": 3})

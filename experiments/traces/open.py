@@ -136,9 +136,9 @@ def _generate(kind: str, seed: int, every_kth: int, limit: int | None, settings:
     return GeneratedTrace(kind, _workload(kind, settings), seed, every_kth, limit)
 
 
-def _workload(kind: str, settings: dict[str, Any]) -> Workload:
+def _workload(kind: str, settings: dict[str, Any], under: str = "trace") -> Workload:
     settings_type, workload_type = GENERATORS[kind]
-    _check_known(kind, settings, [field.name for field in fields(settings_type)])
+    _check_known(kind, settings, [field.name for field in fields(settings_type)], under)
     return workload_type(settings_type(**settings))
 
 
@@ -149,7 +149,7 @@ def _workload_under(given: object) -> Workload:
     known = [name for name in GENERATORS if name != "tree_search"]  # its inputs end with what others share
     if kind not in known:
         raise ValueError(f"trace.workload.kind = {kind!r}; choose one of {', '.join(known)}")
-    return _workload(kind, settings)
+    return _workload(kind, settings, "trace.workload")
 
 
 def _check_integer(name: str, value: object, low: int) -> int:
@@ -158,10 +158,11 @@ def _check_integer(name: str, value: object, low: int) -> int:
     return value
 
 
-def _check_known(kind: str, settings: Mapping[str, object], known: list[str]) -> None:
+def _check_known(kind: str, settings: Mapping[str, object], known: list[str], under: str = "trace") -> None:
     if unknown := sorted(set(settings) - set(known)):
+        chosen = f"{under}={kind}" if under == "trace" else f"{under}.kind={kind}"
         raise ValueError(
-            f"trace.{unknown[0]} is no setting of trace={kind}, whose own are: {', '.join(known) or 'none'}"
+            f"{under}.{unknown[0]} is no setting of {chosen}, whose own are: {', '.join(known) or 'none'}"
         )
 
 

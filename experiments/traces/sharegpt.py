@@ -135,7 +135,8 @@ class ShareGptTrace:
 
 def read_tokenizer(path: str | None) -> Tokenizer:
     """A tokenizer.json; None: the presets' own. Raises ValueError and OSError naming the file."""
-    name = check_file(path) if path is not None else str(TOKENIZER_FOLDER / "tokenizer.json")
+    own = str(TOKENIZER_FOLDER / "tokenizer.json")
+    name = own if path is None else check_file(path, "trace.tokenizer")
     try:
         return Tokenizer.from_file(name)
     except Exception as error:  # the library raises Exception itself
