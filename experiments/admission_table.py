@@ -14,9 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hybridcache.experiments.argument import count, positive, seed
 from hybridcache.experiments.policy_table import CONF, RECORDED, Cell, Rates, hit_rate, requests_of, spec_of
 from hybridcache.experiments.policy_table import WORKLOADS as PLAIN
-from hybridcache.policies.build import build_admission, build_eviction
+from hybridcache.policies.build import EVICTION, build_admission, build_eviction
 from hybridcache.prefix_cache import PrefixCache
 
 COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,12 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     models = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
     parser.add_argument("--model", default="nvidia_hybrid_7b", choices=models)
-    parser.add_argument("--eviction", default="reuse_rate", help="the eviction policy under all of them")
+    parser.add_argument(
+        "--eviction",
+        default="reuse_rate",
+        choices=list(EVICTION),
+        help="the eviction policy under all of them",
+    )
     parser.add_argument("--workloads", nargs="*", default=WORKLOADS, choices=WORKLOADS)
-    parser.add_argument("--pace", nargs="+", type=float, default=[1.0], help="times the usual gaps")
-    parser.add_argument("--budget-gb", nargs="+", type=float, default=[2.0, 6.0], help="1e9 bytes")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--requests", type=int, default=1200, help="of each workload")
+    parser.add_argument("--pace", nargs="+", type=positive, default=[1.0], help="times the usual gaps")
+    parser.add_argument("--budget-gb", nargs="+", type=positive, default=[2.0, 6.0], help="1e9 bytes")
+    parser.add_argument("--seeds", nargs="+", type=seed, default=[0, 1, 2])
+    parser.add_argument("--requests", type=count, default=1200, help="of each workload")
     parser.add_argument("--traces", type=Path, help="folder with recorded traces, which are added")
     parser.add_argument("--unmarked", action="store_true", help="messages' ends are not known")
     options = parser.parse_args(arguments)

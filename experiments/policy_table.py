@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
+from hybridcache.experiments.argument import count, mean_count, positive, seed
 from hybridcache.experiments.assisted_cache import assisted_cache
 from hybridcache.experiments.policy_columns import BASELINES, COLUMNS, JUDGED, OTHERS, PARTS, USUAL
 from hybridcache.experiments.replay_cache import replay_cache
@@ -174,12 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", "--model", nargs="+", default=["nvidia_hybrid_7b"], choices=models)
     parser.add_argument("--workloads", nargs="*", default=WORKLOADS, choices=WORKLOADS)
     parser.add_argument(
-        "--pace", nargs="+", type=float, default=[1.0, 30.0, 300.0], help="times the usual gaps"
+        "--pace", nargs="+", type=positive, default=[1.0, 30.0, 300.0], help="times the usual gaps"
     )
-    parser.add_argument("--burst", nargs="+", type=float, default=[1.0], help="sessions a burst; 1: Poisson")
-    parser.add_argument("--budget-gb", nargs="+", type=float, default=[2.0, 6.0], help="1e9 bytes")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--requests", type=int, default=1200, help="of each workload")
+    parser.add_argument(
+        "--burst", nargs="+", type=mean_count, default=[1.0], help="sessions a burst; 1: Poisson"
+    )
+    parser.add_argument("--budget-gb", nargs="+", type=positive, default=[2.0, 6.0], help="1e9 bytes")
+    parser.add_argument("--seeds", nargs="+", type=seed, default=[0])
+    parser.add_argument("--requests", type=count, default=1200, help="of each workload")
     parser.add_argument("--traces", type=Path, help="folder with recorded traces, which are added")
     parser.add_argument("--columns", nargs="+", default=USUAL, choices=list(COLUMNS), help="what to compare")
     parser.add_argument("--parts", action="store_true", help="compare reuse_rate with what its parts give")

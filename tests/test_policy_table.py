@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybridcache.experiments import policy_table
+from hybridcache.experiments import admission_table, policy_table
 from hybridcache.experiments.policy_columns import BASELINES, COLUMNS, JUDGED, OTHERS, PARTS, USUAL
 from hybridcache.experiments.policy_table import Cell, hit_rates, line, requests_of
 from hybridcache.experiments.traces.npz_writer import write_npz
@@ -111,3 +111,24 @@ def test_own_rules_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "sglang: admission=grid memory=split kv_fraction=0.526"
     assert lines[3] == "vllm last: admission=block_ends admission.boundaries=last block_size=528"
     assert lines[4] == "nvidia_hybrid_7b" and len(lines) == 7
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "says"),
+    [
+        (policy_table.main, ["--requests", "0"], "--requests: 0: give a whole number, 1 or more"),
+        (policy_table.main, ["--requests", "1.5"], "--requests: 1.5: give a whole number"),
+        (policy_table.main, ["--pace", "1", "-3"], "--pace: -3: give a number above 0"),
+        (policy_table.main, ["--budget-gb", "nan"], "--budget-gb: 'nan' is not a number"),
+        (policy_table.main, ["--burst", "0.5"], "--burst: 0.5: give a number, 1 or more"),
+        (policy_table.main, ["--seeds", "-1"], "--seeds: -1: give a whole number, 0 or more"),
+        (admission_table.main, ["--eviction", "lur"], "--eviction: invalid choice: 'lur'"),
+        (admission_table.main, ["--requests", "many"], "--requests: 'many' is not a number"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(
+    command: Callable[[list[str]], None], arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(arguments)
+    assert says in capsys.readouterr().err
