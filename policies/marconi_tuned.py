@@ -30,8 +30,12 @@ class MarconiTuned(Marconi):
         once: bool = False,
         published: bool = False,
     ) -> None:
+        for key, value in (("once", once), ("published", published)):
+            if not isinstance(value, bool):
+                raise ValueError(f"eviction.{key}={value!r}: give true or false")
         self.rule = MarconiPublished if published else Marconi
-        if isinstance(alphas, str) or not isinstance(alphas, Sequence) or not alphas:
+        weights = isinstance(alphas, Sequence) and all(isinstance(alpha, int | float) for alpha in alphas)
+        if not weights or not alphas:
             raise ValueError(f"eviction.alphas={alphas!r}: give a list of weights to try")
         self.candidates = [self.rule(alpha) for alpha in sorted(alphas)]
         """One policy with a fixed alpha for each weight to try, ascending."""
