@@ -1,5 +1,6 @@
 """The one thread that owns an engine, and with it the cache and the model."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -37,6 +38,8 @@ class EngineThread:
         """Set once: no command is taken from then on."""
         self._jobs: dict[int, Job] = {}
         """By request id; of the thread alone."""
+        self._process = os.getpid()
+        """A fork of it has the engine's memory, and no thread that runs it."""
         started: Future[None] = Future()
         self._thread = Thread(
             target=self._run, args=(make_engine, started), name="hybridcache-engine", daemon=True
@@ -47,11 +50,14 @@ class EngineThread:
     @property
     def healthy(self) -> bool:
         """Whether calls are taken."""
-        return self._closed is None and self._thread.is_alive()
+        return self._closed is None and self._process == os.getpid() and self._thread.is_alive()
 
     def post(self, act: Callable[[Engine], T]) -> "Future[T]":
         """Have ``act`` called in the thread. Raises WorkerClosed."""
         command = _Command(act, Future())
+        if self._process != os.getpid():
+            # Before the lock, which somebody may have held when this process was forked.
+            raise WorkerClosed(f"the worker runs in process {self._process}: make one in this process")
         with self._lock:
             if self._closed is not None:
                 raise WorkerClosed(str(self._closed)) from self._closed.__cause__
@@ -79,7 +85,12 @@ class EngineThread:
             self.post(lambda engine: self._abort(engine, job))
 
     def close(self) -> None:
-        """End the thread after its running step; what has not ended fails with WorkerClosed."""
+        """End the thread after its running step; what has not ended fails with WorkerClosed.
+
+        In a fork of the process there is nothing to end.
+        """
+        if self._process != os.getpid():
+            return
         with self._lock:
             if self._closed is None:
                 self._closed = WorkerClosed("the worker is closed")

@@ -147,6 +147,27 @@ def test_echo_judges_the_prompt(client: Client) -> None:
     assert "".join(part.choices[0].text for part in parts) == TEXT + plain.text
 
 
+def test_echo_judges_the_prompt_alone(client: Client) -> None:
+    settings: Any = {"model": "tiny", "prompt": TEXT, "echo": True, "logprobs": 1, "extra_body": EXTRA}
+    more = client.completions.create(max_tokens=1, **settings).choices[0]
+    found = client.completions.create(max_tokens=0, **settings)
+    (choice,) = found.choices
+    assert choice.text == TEXT and choice.finish_reason == "length"
+    assert choice.logprobs.token_logprobs == more.logprobs.token_logprobs[:-1]
+    assert choice.logprobs.tokens == more.logprobs.tokens[:-1]
+    assert found.usage.completion_tokens == 0 and found.usage.prompt_tokens == len(choice.logprobs.tokens)
+    for refused in ({"echo": False}, {"stream": True, "logprobs": None}):
+        with pytest.raises(openai.BadRequestError, match="max_tokens=0"):
+            client.completions.create(max_tokens=0, **settings | refused)
+
+
+def test_a_tool_without_a_name_is_refused(client: Client) -> None:
+    for function in ({}, {"name": ""}, {"name": 5}):
+        tools = [{"type": "function", "function": function}]
+        with pytest.raises(openai.BadRequestError, match="give the function's name"):
+            client.chat.completions.create(model="tiny", messages=CHAT, tools=tools)
+
+
 def test_stop_texts_and_sampling_settings(client: Client) -> None:
     settings: Any = {"model": "tiny", "messages": CHAT, "max_tokens": 16, "extra_body": EXTRA}
     whole = client.chat.completions.create(**settings).choices[0].message.content or ""

@@ -1,5 +1,7 @@
 """What a client may ask for, and what it gets."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -323,6 +325,25 @@ def test_a_closed_worker_says_so(make_worker: MakeWorker) -> None:
             call()
     assert not worker._jobs and not worker.abort("anything")
     worker.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_a_fork_of_the_process_is_told_at_once(make_worker: MakeWorker) -> None:
+    """The engine's thread is not in it: a call would wait for ever."""
+    worker = make_worker()
+    says = f"the worker runs in process {os.getpid()}: make one in this process"
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            worker.generate([[1]], SHORT)
+        except WorkerClosed as error:
+            worker.close()
+            os._exit(0 if str(error) == says and not worker.health and not worker.abort("a") else 1)
+        os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert worker.health and len(worker.generate([[1]], SHORT)[0].token_ids) == 3
 
 
 def test_models_share_no_cache(make_worker: MakeWorker, checkpoint: Callable[[str], Path]) -> None:

@@ -1,9 +1,9 @@
 """The body of /v1/chat/completions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.datastructures import Headers
 
 from hybridcache.sampling_params import SamplingParams
@@ -22,11 +22,17 @@ FREE_CHOICES = ("none", "auto")
 """Values of `tool_choice` that no call has to come of; with the first, none is read out of an answer."""
 
 
+def _named(function: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(name := function.get("name"), str) or not name:
+        raise ValueError(f"name={name!r}: give the function's name")
+    return function
+
+
 class Tool(Body):
     """A function that the model is told of."""
 
     type: Literal["function"] = "function"
-    function: dict[str, Any]
+    function: Annotated[dict[str, Any], AfterValidator(_named)]
 
 
 class ChatFields(Body):

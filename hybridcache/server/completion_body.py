@@ -24,6 +24,16 @@ class CompletionBody(GenerationBody):
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {**GenerationBody.unsupported, "suffix": ("",)}
 
+    @property
+    def judges_only(self) -> bool:
+        """Whether no answer is wanted, only the prompt back."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def checked(self) -> list[str]:
+        if self.judges_only and self.stream:
+            raise ApiError(400, "max_tokens=0 with echo: not in a stream", param="max_tokens")
+        return super().checked()
+
     def prompts(self) -> list[str | list[int]]:
         """One or several. Raises ApiError for none, and for too many."""
         if isinstance(self.prompt, str):
@@ -37,9 +47,12 @@ class CompletionBody(GenerationBody):
 
     def sampling(self, worker: Worker) -> SamplingParams:
         """How to sample. Raises ValueError."""
+        most = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.judges_only:
+            most = 1  # which is not told
         return self.params(
             worker,
-            max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+            max_tokens=most,
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,
         )

@@ -1,6 +1,7 @@
 """POST /v1/completions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -27,10 +28,16 @@ class CompletionReply(Reply):
         super().__init__(model, include_usage=body.include_usage)
         self._codec = codec
         self._logprobs = body.logprobs is not None
+        self._judges_only = body.judges_only
         prompts: Sequence[str | list[int]] = body.prompts() if body.echo else ()
         self._echo = [prompt if isinstance(prompt, str) else codec.text(prompt) for prompt in prompts]
         self._given: dict[int, int] = {}
         """Characters given in parts so far, by answer."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        if self._judges_only:
+            outputs = [replace(each, samples=[*map(_unsaid, each.samples)]) for each in outputs]
+        return super().whole(outputs)
 
     def choice(self, prompt: int, sample: Sample, output: RequestOutput) -> dict[str, Any]:
         logprobs = None
@@ -55,6 +62,19 @@ class CompletionReply(Reply):
 
     def _echoed(self, prompt: int) -> str:
         return self._echo[prompt] if self._echo else ""
+
+
+def _unsaid(sample: Sample) -> Sample:
+    """An answer of no tokens."""
+    return replace(
+        sample,
+        token_ids=(),
+        num_generated_tokens=0,
+        text="",
+        finish_reason="length",
+        stop_text=None,
+        logprobs=None if sample.logprobs is None else (),
+    )
 
 
 def completion_routes(worker: Worker, models: ServedModels) -> APIRouter:
