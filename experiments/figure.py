@@ -21,6 +21,8 @@ AXIS_LABELS = {
 _PANEL_INCHES = (6.4, 4.4)  # width, height
 _BOUND_COLOR = "#555555"
 _BOUND_LINES = {"hybrid": (0.0, (7.0, 3.0)), "kv": (0.0, (1.0, 2.0))}
+_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+"""Behind a text that a line may cross."""
 _LABEL_POINTS = 13.0  # least distance between two labels at the line ends
 
 
@@ -104,8 +106,9 @@ def _draw_bars(axes: Axes, panel: Panel, metric: str, styles: dict[str, PolicySt
     axes.set_yticks(range(len(cells)), [cell.policy for cell in cells])
     for place, value in enumerate(values):
         axes.annotate(
-            f"{value:.1f}", (value, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9
-        )
+            f"{value:.1f}", (value, place), xytext=(4, 0), textcoords="offset points", va="center",
+            fontsize=9, bbox=_ON_WHITE,
+        )  # fmt: skip
     bounds = _bound_values(panel, metric)
     for kind, value in bounds.items():
         axes.axvline(value, color=_BOUND_COLOR, linestyle=_BOUND_LINES[kind], linewidth=1.2)
@@ -114,6 +117,7 @@ def _draw_bars(axes: Axes, panel: Panel, metric: str, styles: dict[str, PolicySt
         axes.annotate(
             f"{BOUND_NAMES[kind]} {value:.1f}", (value, len(cells) - 0.25 + 0.55 * line), xytext=(-4, 0),
             textcoords="offset points", ha="right", va="center", fontsize=8, color=_BOUND_COLOR,
+            bbox=_ON_WHITE,
         )  # fmt: skip
     budget = panel.budgets[0]
     where = f"{budget:g} GB budget (1e9 bytes)" if math.isfinite(budget) else "no budget"
@@ -136,7 +140,7 @@ def _label_bounds(axes: Axes, bounds: dict[str, float]) -> None:
             f"{BOUND_NAMES[kind]} {value:.1f}", (0.0, value), xycoords=("axes fraction", "data"),
             xytext=(4, 3 if place == 0 else -3), textcoords="offset points", ha="left",
             va="bottom" if place == 0 else "top", fontsize=8, color=_BOUND_COLOR,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}, zorder=2,
+            bbox=_ON_WHITE, zorder=2,
         )  # fmt: skip
 
 

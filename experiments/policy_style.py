@@ -7,7 +7,7 @@ from typing import NamedTuple
 class PolicyStyle(NamedTuple):
     """Colour, marker, the marker as a character for labels, and line style.
 
-    The first seven colours are Okabe and Ito's palette, the other three are muted ones.
+    The first seven colours are Okabe and Ito's palette, the others are muted ones.
     """
 
     color: str
@@ -27,18 +27,22 @@ _STYLES = (
     PolicyStyle("#882255", "<", "◀", (0.0, (2.0, 1.0))),
     PolicyStyle("#666666", "p", "⬟", (0.0, (12.0, 3.0))),
     PolicyStyle("#999933", ">", "▶", (0.0, (5.0, 1.0, 1.0, 1.0))),
+    PolicyStyle("#661100", "h", "⬢", (0.0, (3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0))),
+    PolicyStyle("#44AA99", "*", "★", (0.0, (10.0, 2.0, 4.0, 2.0))),
+    PolicyStyle("#AA4499", "d", "♦", (0.0, (2.0, 3.0))),
 )
 
 
 _OWN = {
     "lru": 0, "reuse_rate": 1, "default": 1, "hit_density": 2, "age_density": 3, "marconi": 4, "gdsf": 5,
-    "lfu": 6, "marconi_tuned": 7, "clairvoyant": 8,
+    "lfu": 6, "marconi_tuned": 7, "clairvoyant": 8, "marconi_published": 9, "block_lru": 10,
+    "state_lru": 11,
 }  # fmt: skip
 """Places in _STYLES: a policy looks the same in every figure. The baseline ``default`` is `reuse_rate`."""
 
 
 def policy_styles(policies: Sequence[str]) -> dict[str, PolicyStyle]:
-    """A style for each policy, which may have its settings behind its name; they repeat after ten."""
+    """A style for each policy, which may have its settings behind its name; they repeat after thirteen."""
     places: dict[str, int] = {}
     for policy in sorted(policies):
         own = _OWN.get(policy.partition(" ")[0])

@@ -22,6 +22,7 @@ from hybridcache.experiments.policy_style import policy_styles
 from hybridcache.experiments.run import replay
 from hybridcache.experiments.run_record import RunRecord, collect_runs
 from hybridcache.experiments.table import as_markdown, pivot
+from hybridcache.policies.build import ASSISTED, EVICTION
 
 Values = dict[str, Any]
 BOUNDS = Bounds(0.9, 0.95, 0.88, 0.93)
@@ -265,6 +266,8 @@ def test_one_budget_is_drawn_as_bars_with_values(template: Values) -> None:
     bars = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     assert [bar.get_bbox().width for bar in bars] == pytest.approx([40, 60])
     assert {"lru", "gdsf", "40.0", "60.0"} <= set(found)
+    # A bound's line may cross a number.
+    assert all(text.get_bbox_patch() is not None for text in figure.axes[0].texts)
     assert "token hit rate (% of input tokens), 1 GB budget (1e9 bytes)" in found
 
 
@@ -282,6 +285,8 @@ def test_a_policy_looks_the_same_in_every_figure() -> None:
     both = policy_styles([*names, "marconi alpha=0", "marconi alpha=1"])
     assert len(set(both.values())) == len(both)
     assert len(policy_styles([f"p{i}" for i in range(25)])) == 25
+    built_in = [*EVICTION, *ASSISTED]
+    assert len(set(policy_styles(built_in).values())) == len(built_in)
 
 
 def test_a_trace_without_outputs_is_called_a_lower_bound(
