@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hybridcache.copied import in_order
 from hybridcache.divergence import Divergence
-from hybridcache.json_order import are_tools, difference, json_values
+from hybridcache.json_order import are_tools, difference, json_values, names_differ
 from hybridcache.rewritten_history import rewritten_history
 
 LEAST_TOKENS = 24
@@ -25,6 +25,7 @@ DOCUMENT_TOKENS = 24
 """Shortest text that is a document of its own."""
 _LOOK_AHEAD = 2_000  # characters compared without their white space
 _SAME_CHARACTERS = 40
+_AROUND = 12  # tokens beside a field that may belong to the same date
 
 
 class Kind(StrEnum):
@@ -79,11 +80,13 @@ class Cause(NamedTuple):
 _MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
 _TIME = re.compile(
     rf"\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}|\d{{1,2}}[./-]\d{{1,2}}[./-]\d{{2,4}}|\b\d{{1,2}}:\d{{2}}"
-    rf"|\b(?:{_MONTHS})\b|\b(?:jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec)\b\.? \d"
+    rf"|\d(?:st|nd|rd|th)?\.? (?:of )?(?:{_MONTHS})\b|\b(?:{_MONTHS}),? \d"
+    r"|\b(?:jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec)\b\.? \d"
     r"|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b|\b(?:mon|tue|wed|thu|fri|sat|sun),? \d"
     r"|\b1[4-9]\d{8}(?:\d{3}|\d{6}|\.\d+)?\b",
     re.IGNORECASE,
 )
+_MONTH = re.compile(rf"\b(?:{_MONTHS})\b", re.IGNORECASE)
 _ID = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-|(?<![0-9A-Za-z])(?=[0-9A-Za-z]*\d)(?=[0-9A-Za-z]*[A-Za-z])[0-9A-Za-z]{10,}"
     r"|(?<![0-9A-Za-z])(?=[0-9A-Fa-f]*\d)(?=[0-9A-Fa-f]*[A-Fa-f])[0-9A-Fa-f]{8,}",
@@ -135,7 +138,8 @@ def _json(found: Divergence) -> Kind | None:
         return Kind.REORDERED_KEYS
     if how == "order":
         return Kind.REORDERED_TOOLS if are_tools(mine) else Kind.SHUFFLED_DOCUMENTS
-    return Kind.CHANGED_TOOLS if how == "members" and are_tools(mine) else None
+    changed = how == "members" or (how is None and names_differ(mine, theirs))
+    return Kind.CHANGED_TOOLS if changed and are_tools(mine) else None
 
 
 def _moved(found: Divergence) -> Kind | None:
@@ -180,7 +184,9 @@ def _field(found: Divergence) -> Kind | None:
     if len(found.ends) == 1 and longest < AGREEING_SHARE * (len(found.tokens) - found.position):
         return None  # another question between a head and an end that are always there
     fields = _fields(found, resync.start, resync.source)
-    if any(_TIME.search(text) for text in fields):
+    # A month's name alone may be another word (may, march), unless both texts have one.
+    dated = _in_time(found, resync.start) or _in_time(found, resync.source, other=True)
+    if dated or any(_TIME.search(text) for text in fields) or all(_MONTH.search(text) for text in fields):
         return Kind.TIMESTAMP
     if any(_ID.search(text) for text in fields):
         return Kind.RANDOM_ID
@@ -199,6 +205,16 @@ def _fields(found: Divergence, stop: int, other_stop: int) -> tuple[str, str]:
     after = re.match(r"\S*", found.text(stop, stop + 16))
     rest = after.group() if after else ""
     return f"{before}{mine}{rest}".strip(), f"{before}{theirs}{rest}".strip()
+
+
+def _in_time(found: Divergence, stop: int, *, other: bool = False) -> bool:
+    """Whether what differs, up to ``stop``, is part of a date or time with what stands around it."""
+    text = found.other_text if other else found.text
+    at = found.position
+    head, middle = text(max(at - _AROUND, 0), at), text(at, stop)
+    start, end = len(head), len(head) + len(middle.rstrip())
+    times = _TIME.finditer(head + middle + text(stop, stop + _AROUND))
+    return any(match.start() < end and match.end() > start for match in times)
 
 
 def _around(found: Divergence) -> tuple[str, str]:

@@ -46,6 +46,22 @@ def difference(values: list[object], others: list[object]) -> str | None:
     return "members" if one_sided and 2 * common > max(len(mine), len(theirs)) else None
 
 
+def names_differ(values: list[object], others: list[object]) -> bool:
+    """Whether tools came while others went: other names, and more tools in common than not."""
+    mine, theirs = ([json.dumps(v, sort_keys=True) for v in side] for side in (values, others))
+    common = (Counter(mine) & Counter(theirs)).total()
+    return 2 * common > max(len(mine), len(theirs)) and _names(values) != _names(others)
+
+
+def _names(values: list[object]) -> Counter[str]:
+    """The names of tools, in either form of their schemas."""
+    found: Counter[str] = Counter()
+    for value in values:
+        inner = value.get("function", value) if isinstance(value, dict) else None
+        found[str(inner.get("name") if isinstance(inner, dict) else inner)] += 1
+    return found
+
+
 def are_tools(values: list[object]) -> bool:
     """Whether most of them look like schemas of tools, or of tools' parameters."""
     marks = {"parameters", "input_schema", "function", "inputSchema"}

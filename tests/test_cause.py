@@ -1,5 +1,6 @@
 """Causes of broken prefixes: on templates the rules were tuned on, on those held back, on good prompts."""
 
+import json
 from collections import Counter
 from random import Random
 
@@ -13,7 +14,7 @@ from hybridcache.tokens import as_token_ids
 from tests.broken_templates import BROKEN, Case, cases, held_back
 from tests.explained import cause_of, chat, decode
 from tests.good_prompts import streams
-from tests.prompt_texts import Said, instructions, question, talk
+from tests.prompt_texts import Said, instructions, question, talk, tools
 
 
 def found(case: Case) -> str | None:
@@ -72,6 +73,46 @@ def test_what_is_shown_and_counted() -> None:
     assert "2026-07-28" in cause.after
     # All of the instructions, and neither the date nor the question.
     assert len(record.tokens) - 40 < cause.avoidable_tokens < len(record.tokens) - 12
+
+
+def kind_of(before: str, after: str) -> Kind | None:
+    """What tells two system prompts apart."""
+    log = PromptLog()
+    log.add(chat([Said("system", before), Said("user", "How long does it take?")]))
+    cause = cause_of(chat([Said("system", after), Said("user", "Where is the office?")]), log)
+    return None if cause is None else cause.kind
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ("It is 3 November 2025.", "It is 4 November 2025.", Kind.TIMESTAMP),
+        ("It is November 3, 2025.", "It is November 14, 2025.", Kind.TIMESTAMP),
+        ("It is the 4th of March.", "It is the 5th of March.", Kind.TIMESTAMP),
+        ("This is the plan of May.", "This is the plan of June.", Kind.TIMESTAMP),
+        ("Clients may call.", "Clients must call.", Kind.USER_VARIABLE),
+        ("Call 7 of 30.", "Call 8 of 30.", Kind.COUNTER),
+    ],
+)
+def test_a_date_is_told_by_what_stands_around_it(before: str, after: str, kind: Kind) -> None:
+    text = instructions(Random(5))
+    assert kind_of(f"{before} {text}", f"{after} {text}") == kind
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_tools_that_come_while_others_go(wrapped: bool) -> None:
+    first, *rest = tools(Random(3), 5)
+    other = {**first, "name": "another", "description": "Does something else entirely."}
+    now = {**first, "description": f"It is 10:15 now. {first['description']}"}
+    later = {**first, "description": f"It is 11:47 now. {first['description']}"}
+
+    def listed(tool: dict[str, object]) -> str:
+        schemas = [tool, *rest]
+        found = [{"type": "function", "function": one} for one in schemas] if wrapped else schemas
+        return f"{json.dumps(found)} {instructions(Random(5))}"
+
+    assert kind_of(listed(first), listed(other)) == Kind.CHANGED_TOOLS
+    assert kind_of(listed(now), listed(later)) == Kind.TIMESTAMP
 
 
 def test_the_same_text_in_other_tokens() -> None:
