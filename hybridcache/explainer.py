@@ -21,7 +21,7 @@ class Explainer:
     """Remembers prompts, explains one against those before it, and adds up what it explained.
 
     ``decode`` turns tokens into text (None: causes that show in text alone are not named); ``hardware`` and
-    ``prices`` turn tokens into seconds and money. Not thread-safe.
+    ``prices`` turn tokens into seconds and money. Not thread-safe. Raises ValueError for what is neither.
     """
 
     def __init__(
@@ -33,6 +33,9 @@ class Explainer:
         prices: Prices | None = None,
         log: PromptLog | None = None,
     ) -> None:
+        for name, value, kind in (("hardware", hardware, HardwareProfile), ("prices", prices, Prices)):
+            if not isinstance(value, kind | None):
+                raise ValueError(f"{name}={value!r}: give a {kind.__name__}, or None")
         self._spec = spec
         self._decode = decode
         self._hardware, self._prices = hardware, prices

@@ -142,8 +142,8 @@ class Intake:
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params={params!r}: give SamplingParams, or None for the checkpoint's own")
-        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
-            for token in ids:
+        for name in ("stop_token_ids", "shown_token_ids", "logit_bias"):
+            for token in getattr(params, name):
                 if token >= self.spec.vocab_size:
                     raise ValueError(
                         f"{name} has token {token}; the vocabulary ends at {self.spec.vocab_size - 1}"

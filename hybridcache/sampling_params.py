@@ -80,6 +80,8 @@ class SamplingParams:
         if self.seed is not None:
             self._whole("seed", self.seed, 0)
         self._whole("min_tokens", self.min_tokens, 0)
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos={self.ignore_eos!r}: give True or False")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         self._whole("n", self.n, 1, MOST_SAMPLES)

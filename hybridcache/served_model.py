@@ -23,6 +23,9 @@ DEFAULT_MODEL_LEN = 32_768
 
 FRACTIONS = ("budget_gb", "kv_fraction", "ttl_seconds")
 """Settings of a worker that need not be whole numbers."""
+LIMITS = {"threads": (1, 1_024), "max_queue": (0, 2**63)}
+"""The least and the most of settings that nothing else checks. A process that cannot start as many threads as
+it is told to would end at once."""
 OPTIONAL = ("max_num_seqs", "max_queue", "max_model_len", "threads", "ttl_seconds")
 """Settings that may be None."""
 
@@ -75,12 +78,23 @@ def default_params(generation: GenerationConfig) -> SamplingParams:
 
 
 def check_numbers(**settings: object) -> None:
-    """Raises ValueError for a setting that is no number of its kind; how large it may be is for others."""
+    """Raises ValueError for a setting that is no number of its kind, or beyond its LIMITS."""
     for name, value in settings.items():
         number = isinstance(value, int | float if name in FRACTIONS else int) and not isinstance(value, bool)
         if not number and not (value is None and name in OPTIONAL):
             what = "a number" if name in FRACTIONS else "a whole number"
             raise ValueError(f"{name}={value!r}: give {what}{', or None' if name in OPTIONAL else ''}")
+        if value is not None and name in LIMITS:
+            least, most = LIMITS[name]
+            if not least <= value <= most:  # type: ignore[operator]
+                raise ValueError(f"{name}={value}: give {least} to {most}, or None")
+
+
+def check_flags(**settings: object) -> None:
+    """Raises ValueError for what is neither True nor False: "no" would be taken for True."""
+    for name, value in settings.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r}: give True or False")
 
 
 def policy_settings(named: str | Mapping[str, object]) -> dict[str, Any]:
@@ -104,12 +118,15 @@ def build_engine(
     """
     spec, block_size = loaded.spec, cache.store.blocks.block_size
     budget_bytes = cache.budget.budget_bytes
-    if not cache.fits(1):
-        raise ValueError(
-            f"budget_gb={budget_bytes / 1e9}: one request of one token takes "
-            f"{block_size * spec.kv_bytes_per_token + spec.checkpoint_bytes} bytes"
-        )
     memory = cache.budget.memory
+    if not cache.fits(1):
+        kv, state = block_size * spec.kv_bytes_per_token, spec.checkpoint_bytes
+        most = cache.budget.limits
+        parts = f", of which {most['kv']:.0f} are for KV and {most['state']:.0f} for states"
+        raise ValueError(
+            f"budget_gb={budget_bytes / 1e9}: one request of one token takes {kv} bytes of KV and {state} of "
+            f"state; the budget is {budget_bytes} bytes{parts if memory == 'split' else ''}"
+        )
     storage = Storage(
         spec,
         budget_bytes,

@@ -2,7 +2,7 @@
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -113,6 +113,8 @@ class TextCodec:
         """
         if not messages:
             raise ValueError("the chat is empty: give at least one message")
+        if not is_chat(messages) or not all(isinstance(message, Mapping) for message in messages):
+            raise ValueError(f"{messages!r:.99} is no chat: give a list of messages with role and content")
         if self._tokenizer.chat_template is None:
             raise ValueError("the checkpoint's tokenizer has no chat template: give texts or token ids")
         if refused := RESERVED & template_settings.keys():
@@ -162,6 +164,11 @@ def _decoder(tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool)
         return text
 
     return decode_slowly
+
+
+def is_chat(prompt: object) -> bool:
+    """Whether this is a list of messages, rather than of token ids."""
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def check_unicode(text: str, name: str = "the text") -> None:

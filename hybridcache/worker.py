@@ -34,6 +34,7 @@ from hybridcache.scheduler import SchedulerConfig
 from hybridcache.served_model import (
     MonotonicClock,
     build_engine,
+    check_flags,
     check_numbers,
     checkpoint_folder,
     default_params,
@@ -42,7 +43,7 @@ from hybridcache.served_model import (
     policy_settings,
 )
 from hybridcache.stream import Stream
-from hybridcache.text_codec import ChatPrompt, TextCodec
+from hybridcache.text_codec import ChatPrompt, TextCodec, is_chat
 from hybridcache.traffic import Traffic
 from hybridcache.worker_stats import WorkerStats
 
@@ -116,10 +117,7 @@ class Worker:
         )  # fmt: skip
         if not 0 < budget_gb < float("inf"):
             raise ValueError(f"budget_gb={budget_gb!r}: give the gigabytes (1e9 bytes) of the cache, above 0")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads={threads}: give at least 1, or None for torch's own choice")
-        if max_queue is not None and max_queue < 0:
-            raise ValueError(f"max_queue={max_queue}: give the requests that may wait, at least 0, or None")
+        check_flags(cache=cache, debug_poison=debug_poison)
         if max_num_seqs is None:
             max_num_seqs = min(256, max(max_num_batched_tokens, 1))
         limits = SchedulerConfig(max_num_seqs, max_num_batched_tokens, order)
@@ -306,7 +304,7 @@ class Worker:
         It is compared with the last prompts of the same salt; `as_dict()` of the answer is ready for JSON.
         With ``max_tokens`` that only just fit the budget it may go on from less. Raises as `submit` does.
         """
-        if not isinstance(prompt, str | ChatPrompt) and len(prompt) and isinstance(prompt[0], Mapping):
+        if is_chat(prompt):
             prompt = self.codec.chat(cast(Sequence[Message], prompt))
         sent = cast(Prompt | ChatPrompt, prompt)
         (request,) = self._job(sent, SamplingParams(max_tokens=max_tokens), cache_salt).requests

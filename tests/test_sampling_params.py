@@ -15,7 +15,7 @@ BAD = [
     ("min_p", -0.1), ("min_p", 1.1),
     ("repetition_penalty", 0.0), ("repetition_penalty", -1.0), ("repetition_penalty", inf),
     ("presence_penalty", 2.1), ("presence_penalty", -2.1), ("frequency_penalty", 2.1),
-    ("seed", -1), ("seed", 0.5),
+    ("seed", -1), ("seed", 0.5), ("ignore_eos", "yes"), ("ignore_eos", 1),
     ("min_tokens", -1),
     ("n", 0), ("n", MOST_SAMPLES + 1),
     ("logprobs", -1), ("logprobs", MOST_LOGPROBS + 1), ("prompt_logprobs", MOST_LOGPROBS + 1),

@@ -62,6 +62,7 @@ def test_bad_prompts(worker: Worker, prompts: object, message: str) -> None:
     [
         (replace(SHORT, stop_token_ids=(4_096,)), "stop_token_ids has token 4096"),
         (replace(SHORT, logit_bias={5_000: 1.0}), "logit_bias has token 5000"),
+        (replace(SHORT, shown_token_ids=(5_000,)), "shown_token_ids has token 5000"),
         (replace(SHORT, max_tokens=255), "max_tokens=255 exceed max_model_len"),
         ([SHORT, SHORT], "2 params for 1 prompts"),
         ({"max_tokens": 3}, "params={'max_tokens': 3}: give SamplingParams"),
@@ -97,13 +98,32 @@ def test_bad_salts(worker: Worker, salt: object) -> None:
         ({"max_model_len": 1}, "max_model_len=1"),
         ({"max_model_len": 10**9}, "the model is made for"),
         ({"ttl_seconds": 0.0}, "ttl_seconds=0.0"),
-        ({"threads": 0}, "threads=0"),
+        ({"threads": 0}, "threads=0: give 1 to 1024, or None"),
+        ({"threads": 10**6}, "threads=1000000: give 1 to 1024, or None"),
+        ({"max_queue": -1}, "max_queue=-1"),
+        ({"cache": "no"}, "cache='no': give True or False"),
+        ({"debug_poison": 1}, "debug_poison=1: give True or False"),
+        ({"hardware": "h100"}, "hardware='h100': give a HardwareProfile"),
+        ({"prices": 5}, "prices=5: give a Prices"),
+        ({"memory": "split", "kv_fraction": 1.0}, "of which 50000000 are for KV and 0 for states"),
         ({"backend": "tpu"}, "backend is 'tpu'"),
     ],
 )
 def test_bad_settings(make_worker: MakeWorker, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_worker(**settings)
+
+
+@pytest.mark.parametrize("chat", ["x", ["x"], [None], {"role": "user"}, [{"role": "user"}, None], 5])
+def test_what_is_no_chat(worker: Worker, chat: Any) -> None:
+    with pytest.raises(ValueError, match="is no chat: give a list of messages"):
+        worker.chat(chat, SHORT)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {"role": "user"}, "", [], ["a"], [{"role": "user"}, None]])
+def test_what_cannot_be_explained(worker: Worker, prompt: Any) -> None:
+    with pytest.raises(ValueError, match=r"empty|one-dimensional|must be integers|no chat"):
+        worker.explain(prompt)
 
 
 def test_texts_and_token_ids(worker: Worker) -> None:
