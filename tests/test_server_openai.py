@@ -1,5 +1,6 @@
 """The `openai` package against the server, as it is."""
 
+import copy
 import json
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from tokenizers.processors import TemplateProcessing
 
 from hybridcache.worker import SamplingParams
 from tests.server_setup import MakeServer, Server, http, make_server, wait_idle
@@ -130,6 +132,26 @@ def test_log_probabilities(client: Client) -> None:
     streamed = client.chat.completions.create(messages=CHAT, logprobs=True, stream=True, **settings)
     entries = [c.logprobs.content or [] for part in streamed for c in part.choices if c.logprobs]
     assert [t.logprob for each in entries for t in each] == [t.logprob for t in chat.logprobs.content]
+
+
+def test_a_text_that_has_its_special_tokens_gets_no_others(make_server: MakeServer) -> None:
+    """As one that the client put through the chat template: a second begin token would be another prompt."""
+    server = make_server()
+    codec = server.worker.codec
+    codec._tokenizer = copy.deepcopy(codec._tokenizer)
+    backend: Any = codec._tokenizer.backend_tokenizer
+    backend.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 1)])
+    with client_of(server) as client:
+
+        def ask(prompt: Any, **more: Any) -> tuple[str, int]:
+            settings: Any = {"model": "tiny", "max_tokens": 4, "extra_body": EXTRA | more}
+            found = client.completions.create(prompt=prompt, **settings)
+            return found.choices[0].text, found.usage.prompt_tokens
+
+        plain = ask(TEXT)
+        assert ask(f"<|begin|>{TEXT}", add_special_tokens=False) == plain
+        assert ask(f"<|begin|>{TEXT}", add_special_tokens=None)[1] == plain[1] + 1
+        assert ask([[5, 6]], add_special_tokens=False)[1] == 2
 
 
 def test_echo_judges_the_prompt(client: Client) -> None:

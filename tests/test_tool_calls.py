@@ -171,6 +171,13 @@ def test_what_cannot_be_sent_as_json_is_no_call(value: str) -> None:
     assert read([name]) == [name]
 
 
+def test_a_text_of_end_marks_is_not_looked_at_for_ever() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"x": "' + "</tool_call>" * 40
+    reader = CallReader(CallFormat(HERMES, SCHEMAS))
+    assert "".join(map(str, reader.add(text))) == text, "given up before the answer's end"
+    assert read([text]) == [text]
+
+
 @given(st.data())
 def test_how_a_text_is_parted_changes_nothing(data: st.DataObject) -> None:
     pieces = ["<tool_call>", "</tool_call>", "<tool_", ROME_JSON, TAGS, " ", "\n", "word", "<", "{", "é", '"',

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+from pydantic import Field
+
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.server.body import Items
 from hybridcache.server.errors import ApiError
 from hybridcache.server.generation_body import GenerationBody
+from hybridcache.text_codec import TextCodec
 from hybridcache.worker import Worker
 
 DEFAULT_MAX_TOKENS = 16
@@ -21,6 +24,9 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = Field(
+        None, description="false: none are put before or behind a text, which has its own, as from a template"
+    )
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {**GenerationBody.unsupported, "suffix": ("",)}
 
@@ -44,6 +50,18 @@ class CompletionBody(GenerationBody):
         if len(self.prompt) > MOST_PROMPTS:
             raise ApiError(400, f"{len(self.prompt)} prompts: give at most {MOST_PROMPTS}", param="prompt")
         return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+    def tokens(self, codec: TextCodec) -> list[str | list[int]]:
+        """`prompts`; texts that get no special tokens are encoded here.
+
+        Raises ApiError, ValueError.
+        """
+        if self.add_special_tokens is not False:
+            return self.prompts()
+        return [
+            codec.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
+            for prompt in self.prompts()
+        ]
 
     def sampling(self, worker: Worker) -> SamplingParams:
         """How to sample. Raises ValueError."""

@@ -91,7 +91,8 @@ def completion_routes(worker: Worker, models: ServedModels) -> APIRouter:
 
         def submit() -> Sequence[Stream]:
             params = body.sampling(worker)
-            return worker.submit_all(body.prompts(), params, **body.cache_settings(request.headers))
+            prompts = body.tokens(worker.codec)
+            return worker.submit_all(prompts, params, **body.cache_settings(request.headers))
 
         answers = await Answers.to(submit, body.n or 1)
         reply = CompletionReply(model, body, worker.codec)

@@ -23,6 +23,10 @@ MARKS = (
 )
 """What may be between them `calls_in` says."""
 
+MOST_ENDS = 32
+"""Closing marks within one text of a call: beyond each all of it is looked at again."""
+
+
 class CallFormat(NamedTuple):
     """How the answers to one request are read."""
 
@@ -113,7 +117,7 @@ class CallReader:
             return False
         inner = self._held[:at]
         if not self._calls(inner):
-            if is_cut_short(inner):
+            if inner.count(end) < MOST_ENDS and is_cut_short(inner):
                 # The mark may be part of a text that is an argument.
                 self._first_end = at if self._first_end is None else self._first_end
                 self._sought = at + len(end)
