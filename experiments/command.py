@@ -35,7 +35,7 @@ def run_command(config_name: str, job: Callable[[DictConfig], Any]) -> None:
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         if show_trace:
             raise
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        print(f"error: {_one_line(error, config_name)}", file=sys.stderr)
         sys.exit(2)
     finally:
         # Who called it in a process of their own goes on as before.
@@ -47,8 +47,8 @@ def run_command(config_name: str, job: Callable[[DictConfig], Any]) -> None:
                 os.environ[name] = value
 
 
-def _one_line(error: Exception) -> str:
-    if (said := unknown_setting(str(error))) is not None:
+def _one_line(error: Exception, command: str) -> str:
+    if (said := unknown_setting(str(error), command)) is not None:
         return said
     text = str(error).partition("Config search path:")[0]  # which says nothing to the user
     return " ".join(text.split())
