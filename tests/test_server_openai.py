@@ -1,6 +1,5 @@
 """The `openai` package against the server, as it is."""
 
-import copy
 import json
 import re
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from tokenizers.processors import TemplateProcessing
 
 from hybridcache.worker import SamplingParams
 from tests.server_setup import MakeServer, Server, http, make_server, wait_idle
@@ -132,55 +130,6 @@ def test_log_probabilities(client: Client) -> None:
     streamed = client.chat.completions.create(messages=CHAT, logprobs=True, stream=True, **settings)
     entries = [c.logprobs.content or [] for part in streamed for c in part.choices if c.logprobs]
     assert [t.logprob for each in entries for t in each] == [t.logprob for t in chat.logprobs.content]
-
-
-def test_a_text_that_has_its_special_tokens_gets_no_others(make_server: MakeServer) -> None:
-    """As one that the client put through the chat template: a second begin token would be another prompt."""
-    server = make_server()
-    codec = server.worker.codec
-    codec._tokenizer = copy.deepcopy(codec._tokenizer)
-    backend: Any = codec._tokenizer.backend_tokenizer
-    backend.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 1)])
-    with client_of(server) as client:
-
-        def ask(prompt: Any, **more: Any) -> tuple[str, int]:
-            settings: Any = {"model": "tiny", "max_tokens": 4, "extra_body": EXTRA | more}
-            found = client.completions.create(prompt=prompt, **settings)
-            return found.choices[0].text, found.usage.prompt_tokens
-
-        plain = ask(TEXT)
-        assert ask(f"<|begin|>{TEXT}", add_special_tokens=False) == plain
-        assert ask(f"<|begin|>{TEXT}", add_special_tokens=None)[1] == plain[1] + 1
-        assert ask([[5, 6]], add_special_tokens=False)[1] == 2
-
-
-def test_echo_judges_the_prompt(client: Client) -> None:
-    settings: Any = {"model": "tiny", "prompt": TEXT, "max_tokens": 3, "extra_body": EXTRA}
-    plain = client.completions.create(**settings).choices[0]
-    found = client.completions.create(echo=True, logprobs=1, **settings)
-    assert found.choices[0].text == TEXT + plain.text
-    logprobs = found.choices[0].logprobs
-    assert logprobs is not None and logprobs.token_logprobs is not None and found.usage is not None
-    assert len(logprobs.token_logprobs) == found.usage.prompt_tokens + 3
-    assert logprobs.token_logprobs[0] is None and all(
-        value is not None for value in logprobs.token_logprobs[1:]
-    )
-    parts = list(client.completions.create(echo=True, stream=True, **settings))
-    assert "".join(part.choices[0].text for part in parts) == TEXT + plain.text
-
-
-def test_echo_judges_the_prompt_alone(client: Client) -> None:
-    settings: Any = {"model": "tiny", "prompt": TEXT, "echo": True, "logprobs": 1, "extra_body": EXTRA}
-    more = client.completions.create(max_tokens=1, **settings).choices[0]
-    found = client.completions.create(max_tokens=0, **settings)
-    (choice,) = found.choices
-    assert choice.text == TEXT and choice.finish_reason == "length"
-    assert choice.logprobs.token_logprobs == more.logprobs.token_logprobs[:-1]
-    assert choice.logprobs.tokens == more.logprobs.tokens[:-1]
-    assert found.usage.completion_tokens == 0 and found.usage.prompt_tokens == len(choice.logprobs.tokens)
-    for refused in ({"echo": False}, {"stream": True, "logprobs": None}):
-        with pytest.raises(openai.BadRequestError, match="max_tokens=0"):
-            client.completions.create(max_tokens=0, **settings | refused)
 
 
 def test_a_tool_without_a_name_is_refused(client: Client) -> None:
