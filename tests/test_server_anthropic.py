@@ -131,6 +131,17 @@ def test_claude_codes_billing_line_does_not_cost_the_hits(client: Client, whole:
     assert sum(parts(kept.usage)) > sum(parts(plain.usage))
 
 
+def test_a_breakpoint_of_the_whole_prompt(client: Client) -> None:
+    """As on its last block, but that the client need not find it."""
+    control = {"type": "ephemeral", "ttl": "1h"}
+    block = {"type": "text", "text": TEXT}
+    named = client.messages.create(**asking([{**block, "cache_control": control}]))
+    found = client.messages.create(**asking([{**block, "text": f"So: {TEXT}"}]), cache_control=control)
+    created = found.usage.cache_creation_input_tokens
+    assert found.usage.cache_creation.ephemeral_1h_input_tokens == created > 50
+    assert found.usage.input_tokens == named.usage.input_tokens
+
+
 @pytest.mark.parametrize(("ttl", "seconds"), [(None, 300), ("5m", 300), ("1h", 3_600)])
 def test_a_breakpoint_is_kept_at_once(make_server: MakeServer, ttl: str | None, seconds: int) -> None:
     server = make_server()

@@ -82,6 +82,7 @@ class CountBody(Body):
     messages: Items[Turn]
     system: str | Items[Block] | None = None
     tools: Items[AnthropicTool] | None = None
+    cache_control: CacheControl | None = Field(None, description="a breakpoint at the prompt's end")
     tool_choice: ToolChoice | None = Field(
         None, description="auto, or none: calls stay in the text; tools are in the prompt with either"
     )
@@ -111,6 +112,8 @@ class CountBody(Body):
             _Gathered(found, "system").add(system)
         for turn in self.messages:
             _Gathered(found, turn.role).add(turn.content)
+        if found.messages:
+            _break(found, Breakpoint(len(found.messages) - 1), self.cache_control)
         return found
 
     def chat(self, worker: Worker) -> ChatPrompt:
