@@ -96,13 +96,19 @@ def mixed_requests(num_requests: int, seed: int, burst: float) -> list[TraceRequ
 
 def hit_rates(cell: Cell, seed: int, model: str, num_requests: int, heads: Sequence[str] = USUAL) -> Rates:
     """Token hit rate in percent by column; ``admission=branch_and_final`` where it has no other."""
-    spec, requests = spec_of(model), requests_of(cell, seed, num_requests)
+    return rates_of(requests_of(cell, seed, num_requests), spec_of(model), cell.budget_gb, heads)
+
+
+def rates_of(
+    requests: Sequence[TraceRequest], spec: ModelSpec, budget_gb: float, heads: Sequence[str]
+) -> Rates:
+    """The same for any requests, each column with a cache of its own."""
     found = {}
     for head in heads:
         cache = assisted_cache(
             spec,
             requests,
-            budget_bytes=cell.budget_gb * 1e9,
+            budget_bytes=budget_gb * 1e9,
             eviction=COLUMNS[head].build(),
             admission=COLUMNS[head].build_admission(),
             **COLUMNS[head].cache,

@@ -13,9 +13,9 @@ from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
-from hybridcache.experiments.assisted_cache import assisted_cache
-from hybridcache.experiments.policy_columns import COLUMNS, JUDGED, USUAL
-from hybridcache.experiments.policy_table import Rates, ahead, hit_rate, spec_of
+from hybridcache.experiments.argument import count, seed
+from hybridcache.experiments.policy_columns import JUDGED, USUAL
+from hybridcache.experiments.policy_table import Rates, ahead, rates_of, spec_of
 from hybridcache.experiments.traces.open import open_trace
 from hybridcache.experiments.traces.request import TraceRequest
 
@@ -96,15 +96,7 @@ class RandomLoad(NamedTuple):
 def hit_rates(number: int, seed: int, num_requests: int, heads: Sequence[str] = USUAL) -> Rates:
     """Token hit rate in percent by column, on the load of this number."""
     load = RandomLoad.drawn(number)
-    spec, requests = spec_of(load.model), load.requests(num_requests, seed)
-    found = {}
-    for head in heads:
-        eviction, admission = COLUMNS[head].build(), COLUMNS[head].build_admission()
-        cache = assisted_cache(
-            spec, requests, budget_bytes=load.budget_gb * 1e9, eviction=eviction, admission=admission
-        )
-        found[head] = hit_rate(requests, cache, spec)
-    return found
+    return rates_of(load.requests(num_requests, seed), spec_of(load.model), load.budget_gb, heads)
 
 
 def line(number: int, rates: Rates) -> str:
@@ -117,13 +109,13 @@ def line(number: int, rates: Rates) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the lines, and how many are within a point of the best."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--loads", type=int, default=60, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="number of the first")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--requests", type=int, default=1600, help="of each load")
+    parser.add_argument("--loads", type=count, default=60, help="how many")
+    parser.add_argument("--first", type=seed, default=0, help="number of the first")
+    parser.add_argument("--seeds", nargs="+", type=seed, default=[0])
+    parser.add_argument("--requests", type=count, default=1600, help="of each load")
     options = parser.parse_args(arguments)
-    if options.loads < 1 or options.requests < 100:
-        parser.error(f"--loads {options.loads} --requests {options.requests}: at least 1 of 100 requests")
+    if options.requests < 100:
+        parser.error(f"--requests {options.requests}: at least 100")
     numbers = range(options.first, options.first + options.loads)
     tasks = [(number, seed) for number in numbers for seed in options.seeds]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:

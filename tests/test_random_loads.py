@@ -59,4 +59,4 @@ def test_a_line_compares_with_the_best_of_the_others() -> None:
 def test_too_few_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         random_loads.main(["--requests", "10"])
-    assert "--requests 10: at least 1" in capsys.readouterr().err
+    assert "--requests 10: at least 100" in capsys.readouterr().err
