@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -27,32 +29,48 @@ __all__ = ["make_worker"]
 ASKED: dict[str, Any] = {"prompt": "Once upon a time", "temperature": 0.0, "ignore_eos": True}
 
 
+@contextmanager
+def stopped_in(worker: Worker, grace_seconds: float) -> Iterator[tuple[int, Server]]:
+    """Its port, and a server that has ended when the block has, well before it would cut connections."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    ended = asyncio.Event()
+    config = uvicorn.Config(
+        build_app(worker, ServerSettings(api_keys=("key",)), ended=ended),
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=1_000,
+    )
+    server = Server(config, worker, ended, "ready", grace_seconds)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+    thread.start()
+    try:
+        yield listening.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        thread.join(60)
+    assert not thread.is_alive() and not worker.health
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
 @pytest.mark.parametrize("in_time", [True, False])
 def test_what_runs_at_the_end_finishes_or_fails(make_worker: MakeWorker, path: str, in_time: bool) -> None:
     worker = make_worker()
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-    config = uvicorn.Config(
-        build_app(worker, ServerSettings()), log_level="warning", lifespan="off", timeout_graceful_shutdown=60
-    )
-    server = Server(config, worker, "ready", 60.0 if in_time else 0.3)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
-    thread.start()
     chat = [{"role": "user", "content": "Once?"}]
     body = ASKED | {"max_tokens": 40 if in_time else 9_000} if path == "/v1/completions" else {
         "messages": chat, "max_tokens": 40 if in_time else 9_000
     }  # fmt: skip
 
     async def ask_and_stop() -> list[Heard]:
-        asking = [asyncio.create_task(ask(port, path, body | {"stream": stream})) for stream in (True, False)]
+        asking = [
+            asyncio.create_task(ask(port, path, body | {"stream": stream}, headers={"x-api-key": "key"}))
+            for stream in (True, False)
+        ]
         await asyncio.to_thread(wait_until, lambda: worker.stats().engine.generated_tokens > 2)
         server.should_exit = True
         return await asyncio.gather(*asking)
 
-    streamed, whole = asyncio.run(ask_and_stop())
-    thread.join(60)
-    assert not thread.is_alive() and not worker.health
+    with stopped_in(worker, 60.0 if in_time else 0.3) as (port, server):
+        streamed, whole = asyncio.run(ask_and_stop())
     if in_time:
         assert streamed.status == whole.status == 200
         assert streamed.done if path == "/v1/completions" else "message_stop" in streamed.body
@@ -62,6 +80,27 @@ def test_what_runs_at_the_end_finishes_or_fails(make_worker: MakeWorker, path: s
         assert whole.status == 503 and "the worker is closed" in whole.body
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("key", "sent", "status"), [("key", b'{"prompt": "On', 503), ("key", b"", 503), ("no", b"{", 401)]
+)
+def test_half_a_body_is_not_waited_for(
+    make_worker: MakeWorker, caplog: pytest.LogCaptureFixture, key: str, sent: bytes, status: int
+) -> None:
+    worker = make_worker()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: test\r\nX-Api-Key: {key}\r\nContent-Length: 99\r\n\r\n"
+    with stopped_in(worker, 0.3) as (port, server):
+        client = socket.create_connection(("127.0.0.1", port), 60)
+        client.sendall(head.encode() + sent)
+        wait_until(lambda: bool(server.server_state.tasks))
+        server.should_exit = True
+        with client:
+            answer = b"".join(iter(lambda: client.recv(2**16), b"")).decode()
+    assert answer.startswith(f"HTTP/1.1 {status} "), answer
+    told = '"the server ended before the whole body had come"', '"code":"engine_unavailable"'
+    assert all(text in answer for text in told) or status == 401
+    assert not [each for each in caplog.records if each.exc_info or each.levelname == "ERROR"]
 
 
 def test_the_command_serves_until_it_is_told_to_stop() -> None:

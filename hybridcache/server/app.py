@@ -1,5 +1,7 @@
 """The ASGI application over one worker."""
 
+import asyncio
+
 from fastapi import FastAPI
 
 from hybridcache import __version__
@@ -17,8 +19,11 @@ from hybridcache.server.tokenizing import tokenizing_routes
 from hybridcache.worker import Worker
 
 
-def build_app(worker: Worker, settings: ServerSettings) -> FastAPI:
-    """All endpoints. Raises ValueError for a worker without a tokenizer, which could not give texts."""
+def build_app(worker: Worker, settings: ServerSettings, *, ended: asyncio.Event | None = None) -> FastAPI:
+    """All endpoints; once ``ended`` is set, no body is waited for any longer.
+
+    Raises ValueError for a worker without a tokenizer, which could not give texts.
+    """
     assert worker.codec is not None
     models = ServedModels(settings.model_names, worker.max_model_len, worker.vocab_size)
     answers = ErrorAnswers()
@@ -35,5 +40,5 @@ def build_app(worker: Worker, settings: ServerSettings) -> FastAPI:
     ):
         app.include_router(router)
     answers.add_to(app)
-    app.add_middleware(Gate, settings=settings, answers=answers)
+    app.add_middleware(Gate, settings=settings, answers=answers, ended=ended or asyncio.Event())
     return app

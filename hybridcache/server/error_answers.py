@@ -54,7 +54,8 @@ class ErrorAnswers:
 
     async def _on_http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        code, message = ("body_too_large" if error.status_code == 413 else None), str(error.detail)
+        code = {413: "body_too_large", 503: "engine_unavailable"}.get(error.status_code)
+        message = str(error.detail)
         if error.status_code == 400 and isinstance(error.__cause__, ValueError | RecursionError):
             # Of the body, which is read before any endpoint: bytes that are no text, lists within lists
             # within lists, numbers of too many digits.

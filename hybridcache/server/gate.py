@@ -1,5 +1,6 @@
 """What every request passes first: the API key, the size of its body, its id."""
 
+import asyncio
 import hmac
 from uuid import uuid4
 
@@ -20,8 +21,12 @@ MOST_ID = 128
 class Gate:
     """ASGI middleware; it leaves the streams of bodies and answers as they are."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, answers: ErrorAnswers) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, answers: ErrorAnswers, ended: asyncio.Event
+    ) -> None:
+        """Once ``ended`` is set, no body is waited for any longer."""
         self._app = app
+        self._ended = ended
         self._answers = answers
         self._keys = [key.encode() for key in settings.api_keys]
         self._most_bytes = settings.most_body_bytes
@@ -69,13 +74,18 @@ class Gate:
         return any([hmac.compare_digest(raw, key) for key in self._keys])
 
     def _limited(self, receive: Receive) -> Receive:
-        """``receive`` that counts, for bodies that do not say how long they are."""
-        received = 0
+        """``receive`` that counts, for bodies that do not say how long they are, and waits until the end."""
+        received, more = 0, True
 
         async def counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, more
+            if not more:
+                return await receive()
+            message = await self._part(receive)
+            if message is None:
+                raise HTTPException(503, "the server ended before the whole body had come")
             received += len(message.get("body", b""))
+            more = bool(message.get("more_body"))
             if received > self._most_bytes:
                 if message.get("more_body"):
                     await self._discard(receive)
@@ -87,10 +97,19 @@ class Gate:
     async def _discard(self, receive: Receive) -> None:
         """Read on, within limits: a client that is cut off while it sends does not see the answer."""
         left, more = self._most_bytes, True
-        while more and left > 0:
-            message = await receive()
+        while more and left > 0 and (message := await self._part(receive)) is not None:
             left -= len(message.get("body", b""))
             more = bool(message.get("more_body"))
+
+    async def _part(self, receive: Receive) -> Message | None:
+        """The next part of a body; None when the server ends before it comes."""
+        coming, ending = asyncio.ensure_future(receive()), asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
+            return coming.result() if coming.done() else None
+        finally:
+            coming.cancel()
+            ending.cancel()
 
     def _too_long(self) -> str:
         return f"the body is longer than {self._most_bytes} bytes"

@@ -27,10 +27,13 @@ AFTER_GRACE_SECONDS = 10
 class Server(uvicorn.Server):
     """Says where it serves, and ends as it should: what runs may finish for a while, then it fails."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, ready: str, grace_seconds: float) -> None:
-        """``ready`` is logged once connections are taken."""
+    def __init__(
+        self, config: uvicorn.Config, worker: Worker, ended: asyncio.Event, ready: str, grace_seconds: float
+    ) -> None:
+        """``ended`` is the application's; ``ready`` is logged once connections are taken."""
         super().__init__(config)
-        self._worker, self._ready, self._grace_seconds = worker, ready, grace_seconds
+        self._worker, self._ended = worker, ended
+        self._ready, self._grace_seconds = ready, grace_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
@@ -41,7 +44,12 @@ class Server(uvicorn.Server):
         """Take no more connections, wait for the answers that run, and close the worker."""
         log.info("stopping: running answers have %g seconds to end", self._grace_seconds)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._grace_seconds, loop.run_in_executor, None, self._worker.close)
+
+        def end() -> None:
+            self._ended.set()
+            loop.run_in_executor(None, self._worker.close)
+
+        timer = loop.call_later(self._grace_seconds, end)
         try:
             await super().shutdown(sockets)
         finally:
@@ -70,7 +78,8 @@ def serve(options: argparse.Namespace) -> None:
         **settings,
     )
     try:
-        app = build_app(worker, server_settings)
+        ended = asyncio.Event()
+        app = build_app(worker, server_settings, ended=ended)
         config = uvicorn.Config(
             app,
             log_level="warning" if options.quiet else "info",
@@ -81,7 +90,7 @@ def serve(options: argparse.Namespace) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         where = _url(options.host, bound.getsockname()[1])
         ready = f"{', '.join(names)} at {where}/v1, its API described at {where}/docs"
-        Server(config, worker, ready, grace_seconds).run(sockets=[bound])
+        Server(config, worker, ended, ready, grace_seconds).run(sockets=[bound])
     finally:
         worker.close()
         bound.close()
