@@ -1,17 +1,15 @@
 """A call of a tool, and the ways in which models write one."""
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from hybridcache.server.tagged_call import OPENING, TaggedFunction, ends_in_a_value, functions_in
 
 ARGUMENTS = "[ARGS]"
 """Between a call's name and its arguments, as Mistral writes them."""
 MOST_NESTED = 100
 """Lists and objects within each other, in a call's arguments."""
-
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 
 
 class Call(NamedTuple):
@@ -34,21 +32,27 @@ def calls_in(inner: str, schemas: Mapping[str, object], begin: str) -> list[Call
     ``schemas`` as in CallFormat.
     """
     inner = inner.strip()
-    if inner.startswith("<function="):
-        return [_tagged(name, body, schemas.get(name)) for name, body in _FUNCTION.findall(inner)]
+    if inner.startswith(OPENING):
+        return [_tagged(function, schemas.get(function.name)) for function in functions_in(inner)]
     try:
-        if ARGUMENTS in inner and not inner.startswith(("{", "[")):
-            return [_named(part) for part in inner.split(begin)]
+        if _is_named(inner):
+            return [_call({"name": name, "arguments": text}) for name, text in _named(inner, begin)]
         found = _json(inner)
         return [_call(entry) for entry in (found if isinstance(found, list) else [found])]
     except (ValueError, RecursionError):
         return []
 
 
-def is_cut_short(inner: str) -> bool:
-    """Whether this is JSON up to the middle of a text."""
+def is_cut_short(inner: str, begin: str) -> bool:
+    """Whether this is calls up to the middle of a text in JSON, or of a value in tags."""
+    inner = inner.strip()
+    if inner.startswith(OPENING):
+        return ends_in_a_value(inner)
     try:
-        json.loads(inner, strict=False)
+        if _is_named(inner):
+            _named(inner, begin)
+        else:
+            json.loads(inner, strict=False)
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated string")
     except (ValueError, RecursionError):
@@ -72,19 +76,36 @@ def _call(entry: object) -> Call:
     return Call(name, arguments)
 
 
-def _named(text: str) -> Call:
-    """Raises ValueError when it is none."""
-    name, _, arguments = text.partition(ARGUMENTS)
-    return _call({"name": name.strip(), "arguments": arguments})
+def _is_named(inner: str) -> bool:
+    return ARGUMENTS in inner and not inner.startswith(("{", "["))
 
 
-def _tagged(name: str, body: str, schema: object) -> Call:
+def _named(text: str, begin: str) -> list[tuple[str, str]]:
+    """Names, each with ARGUMENTS and JSON behind it and ``begin`` between them.
+
+    Raises JSONDecodeError, RecursionError, ValueError when it is none.
+    """
+    found: list[tuple[str, str]] = []
+    while True:
+        name, _, rest = text.partition(ARGUMENTS)
+        rest = rest.lstrip()
+        # The marks may be part of a text that is an argument.
+        _, size = json.JSONDecoder(strict=False).raw_decode(rest)
+        found.append((name.strip(), rest[:size]))
+        text = rest[size:].lstrip()
+        if not text:
+            return found
+        if not text.startswith(begin):
+            raise ValueError(f"no call: {text!r}")
+        text = text.removeprefix(begin)
+
+
+def _tagged(function: TaggedFunction, schema: object) -> Call:
     arguments: dict[str, Any] = {}
-    for parameter, text in _PARAMETER.findall(body):
-        value = text.removeprefix("\n").removesuffix("\n")
+    for parameter, value in function.parameters.items():
         kind = _field(_field(_field(schema, "properties"), parameter), "type")
         arguments[parameter] = value if kind == "string" else _json_or_text(value)
-    return Call(name, arguments)
+    return Call(function.name, arguments)
 
 
 def _json_or_text(text: str) -> Any:

@@ -23,7 +23,7 @@ MARKS = (
 )
 """What may be between them `calls_in` says."""
 
-MOST_ENDS = 32
+MOST_ENDS = 200
 """Closing marks within one text of a call: beyond each all of it is looked at again."""
 
 
@@ -61,7 +61,7 @@ class CallReader:
         self._sought = 0
         """Where in the text held the closing mark may come."""
         self._first_end: int | None = None
-        """Where the first one came, if what it ends was cut short."""
+        """Where the first one came, if what it would end is cut short there."""
         self._called = False
         """Whether a call was the last to come."""
 
@@ -81,9 +81,10 @@ class CallReader:
         """The text has ended: the rest of it."""
         found: list[str | Call] = []
         while self._inside:
-            if self._first_end is None or self._calls(self._held):
+            cut = is_cut_short(self._held, self._form.marks.begin)
+            if self._first_end is None or (self._calls(self._held) and not cut):
                 inner, self._held = self._held, ""
-                self._read(inner, "", found)
+                self._read(inner, "", found, whole=not cut)
             else:
                 self._read_up_to(self._first_end, found)
                 found += self.add("")
@@ -116,13 +117,14 @@ class CallReader:
         if at < 0:
             return False
         inner = self._held[:at]
-        if not self._calls(inner):
-            if inner.count(end) < MOST_ENDS and is_cut_short(inner):
-                # The mark may be part of a text that is an argument.
-                self._first_end = at if self._first_end is None else self._first_end
-                self._sought = at + len(end)
-                return True
-            at = at if self._first_end is None else self._first_end
+        cut = is_cut_short(inner, self._form.marks.begin)
+        if cut and inner.count(end) < MOST_ENDS:
+            # The mark may be part of a text that is an argument.
+            self._first_end = at if self._first_end is None else self._first_end
+            self._sought = at + len(end)
+            return True
+        if self._first_end is not None and (cut or not self._calls(inner)):
+            at = self._first_end
         self._read_up_to(at, found)
         return True
 
@@ -132,9 +134,10 @@ class CallReader:
         inner, self._held = self._held[:at], self._held[at + len(end) :]
         self._read(inner, end, found)
 
-    def _read(self, inner: str, end: str, found: list[str | Call]) -> None:
+    def _read(self, inner: str, end: str, found: list[str | Call], *, whole: bool = True) -> None:
+        """Read what is between the marks as calls, or as words if it is none, or not ``whole``."""
         self._inside, self._sought, self._first_end = False, 0, None
-        if calls := self._calls(inner):
+        if whole and (calls := self._calls(inner)):
             found += calls
             self._called = True
         else:
