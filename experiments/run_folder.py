@@ -1,13 +1,13 @@
 """The folder that one run writes its results to, and nobody else."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from hybridcache.experiments.code_version import code_version
+from hybridcache.experiments.run_claim import RunClaim
 from hybridcache.experiments.setting import flag
 
 SUMMARY = "summary.json"
@@ -47,7 +47,7 @@ def holds_run(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 class RunFolder:
-    """A claimed run folder; leaving the ``with`` block ends the claim.
+    """A claimed run folder; leaving the ``with`` block ends the claim, and so does the end of the process.
 
     Raises:
         ValueError: on entering, when the folder holds results and ``overwrite`` is False, or when another run
@@ -57,18 +57,17 @@ class RunFolder:
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
         self._overwrite = overwrite
+        self._claim = RunClaim(path / CLAIM)
 
     def __enter__(self) -> Self:
         self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            os.close(os.open(self.path / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
+        if not self._claim.take():
             raise ValueError(
                 f"{self.path} is in use by another run; choose another hydra.run.dir "
-                f"(or remove {self.path / CLAIM} if that run was killed)"
-            ) from None
+                f"(or remove {self.path / CLAIM} if that run was killed on another machine)"
+            )
         if (self.path / SUMMARY).exists() and not self._overwrite:
-            (self.path / CLAIM).unlink()
+            self._claim.end()
             raise ValueError(
                 f"{self.path} already holds the results of a run; choose another hydra.run.dir, "
                 "or set overwrite=true to replace them"
@@ -80,7 +79,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        (self.path / CLAIM).unlink(missing_ok=True)
+        self._claim.end()
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file that is either whole or absent."""

@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from hybridcache.experiments import replay as command
 from hybridcache.experiments.code_version import CodeVersion
 from hybridcache.experiments.command import THREAD_LIMITS
 from hybridcache.experiments.replay_settings import ReplaySettings
-from hybridcache.experiments.run_folder import CLAIM, RunFolder
+from hybridcache.experiments.run_claim import RunClaim
+from hybridcache.experiments.run_folder import CLAIM, RunFolder, holds_run
 
 Values = dict[str, Any]
 SMALL = ("trace.limit=40", "budget_gb=1", "hydra/job_logging=disabled")
@@ -170,18 +173,10 @@ def test_a_folder_with_results_is_not_overwritten(
     assert not (tmp_path / "fixed" / CLAIM).exists()
 
 
-def test_a_sweep_goes_on_where_it_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def sweep(*arguments: str) -> int:
-        given = (
-            "hydra.mode=MULTIRUN",
-            "hydra/launcher=basic",
-            "hydra.sweep.dir=s",
-            "trace.limit=9",
-            *arguments,
-        )
-        return run_here(monkeypatch, *given)
+def test_a_sweep_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sweep() -> int:
+        given = ("hydra.mode=MULTIRUN", "hydra/launcher=basic", "hydra.sweep.dir=s", "trace.limit=9")
+        return run_here(monkeypatch, *given, "eviction=lru,gdsf")
 
     def written() -> list[int]:
         return [(tmp_path / "s" / name / "summary.json").stat().st_mtime_ns for name in "01"]
@@ -190,18 +185,24 @@ def test_a_sweep_goes_on_where_it_ended(
     code = [CodeVersion("1", "c" * 40, False)]
     for module in ("run", "run_folder"):
         monkeypatch.setattr(f"hybridcache.experiments.{module}.code_version", lambda: code[-1])
-    assert sweep("eviction=lru,gdsf") == 0
+    first_folder, second_folder = (tmp_path / "s" / name for name in "01")
+    assert sweep() == 0
     first = written()
-    (tmp_path / "s" / "1" / "summary.json").unlink()  # as if it had been killed
-    assert sweep("eviction=lru,gdsf") == 0
+    # As if the second had been killed.
+    (second_folder / "summary.json").unlink()
+    with RunFolder(tmp_path / "other"):
+        (second_folder / CLAIM).write_bytes((tmp_path / "other" / CLAIM).read_bytes())
+    assert sweep() == 0
     assert written()[0] == first[0] and written()[1] > first[1]
-    capsys.readouterr()
     # Another setting, other code, or code that nobody can name again: that is another run.
-    assert sweep("eviction=lru,gdsf", "block_size=32") == 2
-    assert "already holds the results of a run" in capsys.readouterr().err
+    config = json.loads((first_folder / "summary.json").read_text())["config"]
+    assert holds_run(first_folder, config)
+    assert not holds_run(first_folder, config | {"block_size": 32})
     for other in (CodeVersion("1", "d" * 40, False), CodeVersion("1", "c" * 40, True)):
         code.append(other)
-        assert sweep("eviction=lru,gdsf") == 2
+        assert not holds_run(first_folder, config)
+        with pytest.raises(ValueError, match="already holds the results of a run"), RunFolder(first_folder):
+            pass
     assert written()[0] == first[0]
 
 
@@ -210,6 +211,57 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         pass
     with RunFolder(tmp_path):
         pass
+    assert not (tmp_path / CLAIM).exists()
+
+
+def test_a_folder_is_free_once_its_run_was_killed(tmp_path: Path) -> None:
+    script = f"""
+import pathlib, time
+from hybridcache.experiments.run_folder import RunFolder
+with RunFolder(pathlib.Path({str(tmp_path)!r})) as folder:
+    folder.write_json("config.json", {{}})
+    print("claimed", flush=True)
+    time.sleep(1_000)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        try:
+            assert owner.stdout.readline() == "claimed\n"
+            for signal_ in (signal.SIGSTOP, signal.SIGCONT):
+                os.kill(owner.pid, signal_)
+                with pytest.raises(ValueError, match="in use by another run"), RunFolder(tmp_path):
+                    pass
+            assert (tmp_path / "config.json").exists() and (tmp_path / CLAIM).exists()
+        finally:
+            owner.kill()
+    assert (tmp_path / CLAIM).exists()
+    with RunFolder(tmp_path) as folder:
+        assert not (tmp_path / "config.json").exists()
+        with pytest.raises(ValueError, match="in use by another run"), RunFolder(tmp_path):
+            pass
+        folder.write_json("summary.json", {})
+    assert not (tmp_path / CLAIM).exists()
+
+
+@pytest.mark.parametrize("claimed", [b"", b"another machine\n"])
+def test_what_cannot_be_told_to_be_dead_is_left(tmp_path: Path, claimed: bytes) -> None:
+    """The run may live on another machine, or on a file system without locks."""
+    (tmp_path / CLAIM).write_bytes(claimed)
+    with pytest.raises(ValueError, match=f"remove .*{CLAIM} if that run was killed"), RunFolder(tmp_path):
+        pass
+    assert (tmp_path / CLAIM).read_bytes() == claimed
+
+
+def test_one_of_many_takes_a_dead_runs_folder(tmp_path: Path) -> None:
+    with RunFolder(tmp_path):
+        mark = (tmp_path / CLAIM).read_bytes()
+    for _ in range(20):
+        (tmp_path / CLAIM).write_bytes(mark)
+        claims = [RunClaim(tmp_path / CLAIM) for _ in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            taken = list(pool.map(RunClaim.take, claims))
+        assert sum(taken) == 1
+        claims[taken.index(True)].end()
 
 
 def test_a_failed_replay_leaves_no_results(
