@@ -24,7 +24,7 @@ class CachedTree:
 
     __slots__ = (
         "spec", "recurrent", "budget", "blocks", "slots", "tree", "table", "evictor", "ghost", "stats",
-        "next_expiry", "_stale",
+        "next_expiry", "_stale", "_touched_at", "_touched",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,9 @@ class CachedTree:
         """Nothing expires before this time, seconds."""
         self._stale: set[Node] = set()
         """Nodes whose facts in the table have yet to be worked out again."""
+        self._touched_at = -FOREVER
+        self._touched: set[Node] = set()
+        """Nodes that count as used at that time, seconds, and so does all above each of them."""
 
     # Shape of the tree
 
@@ -313,12 +316,18 @@ class CachedTree:
     def _touch(self, node: Node, now: float) -> None:
         """``node`` was used, and all above it where the policy counts that."""
         self.table.path_accessed[node.row] = now
-        if self.evictor.policy.touches_path:
-            above = node.parent
-            while above is not None and above.row >= 0:
-                self.table.path_accessed[above.row] = now
-                above.version += 1
-                above = above.parent
+        if not self.evictor.policy.touches_path:
+            return
+        if now != self._touched_at:
+            self._touched_at = now
+            self._touched.clear()
+        above = node.parent
+        # A chunk's checkpoints share their path: it is walked once, not once for each of them.
+        while above is not None and above.row >= 0 and above not in self._touched:
+            self.table.path_accessed[above.row] = now
+            above.version += 1
+            self._touched.add(above)
+            above = above.parent
 
     def _supersede(self, final: Node) -> None:
         """The prompt-end checkpoint above a final one that was resumed at goes first if nothing used it."""
