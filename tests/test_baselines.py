@@ -384,25 +384,3 @@ def test_the_tuner_sees_the_same_in_mode_engine(small_replay: Callable[..., Valu
     cache = small_replay(*settings)
     engine = small_replay(*settings, "mode=engine", "hardware=none", "max_running=1")
     assert engine["token_hit_rate"] == cache["token_hit_rate"] > 0.0 and cache["evictions"] > 20
-
-
-def test_a_path_is_touched_once_for_all_its_states() -> None:
-    """Not once for each: the work would grow with the square of a prompt."""
-
-    def changes(length: int) -> int:
-        serving = Serving(
-            KINDS["hybrid"],
-            blocks=2 * length,
-            slots=8 * length,
-            memory="split",
-            eviction="state_lru",
-            admission="all_blocks",
-            block_size=1,
-        )
-        serving.serve(text(length))
-        serving.check_idle()
-        nodes = [node for node in serving.cache.store.table.nodes if node is not None]
-        assert len(nodes) >= length - 1
-        return sum(node.version for node in nodes)
-
-    assert changes(96) < 2.5 * changes(48)

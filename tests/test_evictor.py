@@ -17,6 +17,7 @@ from hybridcache.policies.columns import Columns, Facts
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.policies.lfu import Lfu
 from hybridcache.policies.lru import Lru
+from tests.serving import KINDS, Serving, text
 
 Scores = NDArray[np.float64]
 
@@ -290,3 +291,25 @@ def test_events_carry_the_facts_before_they_change() -> None:
         ("evict", Facts(3.0, 7, 0, 0, 0.0, 1.0, 0.0, 8), 30.0),
     ]
     assert seen == expected
+
+
+def test_a_path_is_touched_once_for_all_its_states() -> None:
+    """Not once for each: the work would grow with the square of a prompt."""
+
+    def changes(length: int) -> int:
+        serving = Serving(
+            KINDS["hybrid"],
+            blocks=2 * length,
+            slots=8 * length,
+            memory="split",
+            eviction="state_lru",
+            admission="all_blocks",
+            block_size=1,
+        )
+        serving.serve(text(length))
+        serving.check_idle()
+        nodes = [node for node in serving.cache.store.table.nodes if node is not None]
+        assert len(nodes) >= length - 1
+        return sum(node.version for node in nodes)
+
+    assert changes(96) < 2.5 * changes(48)
