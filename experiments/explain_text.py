@@ -21,6 +21,10 @@ def prompt_text(found: Mapping[str, Any], hardware: str) -> str:
             f"  now:    ...{_one_line(cause['after'])}...",
             f"  remedy: {cause['remedy']}",
         ]
+    elif found["forgotten_tokens"]:
+        lines.append(
+            f"cause: {found['forgotten_reason']}, {found['forgotten_tokens']:,} tokens of an earlier prompt"
+        )
     lines.append(f"avoidable: {_cost(found, found['currency'], hardware)}")
     return "\n".join(lines)
 

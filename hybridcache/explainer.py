@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 from hybridcache.cause import Cause, find_cause
 from hybridcache.divergence import Decode, Divergence
-from hybridcache.explanation import FIXABLE, Explanation, TemplateTotals
+from hybridcache.explanation import EXPIRED, FIXABLE, FORGOTTEN, Explanation, TemplateTotals
 from hybridcache.hardware import HardwareProfile
 from hybridcache.prices import Prices
 from hybridcache.prompt_log import PromptLog, PromptRecord, common_tokens
@@ -67,7 +67,7 @@ class Explainer:
         template = self._template(record, near if broken is None else [broken, *near])
         unseen = record.lost.get("diverged", 0) + record.lost.get("new", 0)
         lost_by_cache = sum(record.lost.get(reason, 0) for reason in FIXABLE)
-        forgotten = self._forgotten(record, near)
+        forgotten, forgotten_reason = self._forgotten(record, near)
         avoidable = min(cause.avoidable_tokens, unseen) if cause else 0
         if not avoidable:
             cause, avoidable = None, lost_by_cache + forgotten
@@ -86,6 +86,7 @@ class Explainer:
             cause,
             self._around(record),
             forgotten,
+            forgotten_reason,
             avoidable,
             seconds,
             money,
@@ -116,11 +117,21 @@ class Explainer:
         return None, None
 
     @staticmethod
-    def _forgotten(record: PromptRecord, near: Sequence[PromptRecord]) -> int:
-        """Tokens beyond what the cache knows of, or remembers, that an earlier prompt begins with too."""
+    def _forgotten(record: PromptRecord, near: Sequence[PromptRecord]) -> tuple[int, str]:
+        """Tokens beyond what the cache knows, or remembers, that an earlier prompt begins with too; and why.
+
+        The cache remembers the ends of paths that went, and nothing of a prompt that left one in between.
+        """
         unseen = record.lost.get("diverged", 0) + record.lost.get("new", 0)
-        shared = max((common_tokens(record.tokens, reference.tokens) for reference in near), default=0)
-        return max(min(shared, len(record.tokens) - 1) - (len(record.tokens) - unseen), 0)
+        known = len(record.tokens) - unseen
+        shared = [
+            (min(common_tokens(record.tokens, reference.tokens), len(record.tokens) - 1), reference)
+            for reference in near
+        ]
+        beyond = [reference for size, reference in shared if size > known]
+        expired = bool(beyond) and all(reference.expires_at <= record.looked_at for reference in beyond)
+        most = max((size for size, _ in shared), default=0)
+        return max(most - known, 0), EXPIRED if expired else FORGOTTEN
 
     def _template(self, record: PromptRecord, near: Sequence[PromptRecord]) -> int:
         """The number of the template, the next one for a new one."""

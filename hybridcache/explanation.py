@@ -1,5 +1,6 @@
 """What is said of one prompt, and of many: where the prefix was lost, why, and what that cost."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,8 @@ from hybridcache.cause import REMEDIES, Cause
 
 FIXABLE = ("checkpoint_evicted", "expired", "no_checkpoint", "kv_evicted")
 """Reasons of `hybridcache.loss` that lie with the cache, not with the prompt."""
+
+EXPIRED, FORGOTTEN = "expired", "forgotten"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class Explanation:
     """Where the known path ends: the last text that was known, then ``|``, then what came instead."""
     forgotten_tokens: int
     """On the path of an earlier prompt, but neither in the cache any more nor among what it remembers."""
+    forgotten_reason: str
+    """Why: EXPIRED where the time of all such prompts was up, else FORGOTTEN (evicted or flushed)."""
     avoidable_tokens: int
     """That would have hit but for the cause, or but for eviction, expiry and missing checkpoints."""
     seconds: float | None
@@ -54,6 +59,7 @@ class Explanation:
             "cause": found,
             "text": self.text,
             "forgotten_tokens": self.forgotten_tokens,
+            "forgotten_reason": self.forgotten_reason,
             "avoidable_tokens": self.avoidable_tokens,
             "seconds": self.seconds,
             "money": self.money,
@@ -101,8 +107,9 @@ class TemplateTotals:
         if one.cause is not None:
             name, before, after = str(one.cause.kind), one.cause.before, one.cause.after
         else:
-            lost = {"forgotten": one.forgotten_tokens, **one.lost}
-            name, before, after = max((*FIXABLE, "forgotten"), key=lambda reason: lost.get(reason, 0)), "", ""
+            lost = Counter(one.lost)
+            lost[one.forgotten_reason] += one.forgotten_tokens
+            name, before, after = max((*FIXABLE, FORGOTTEN), key=lambda reason: lost[reason]), "", ""
         totals = self.causes.setdefault(name, CauseTotals(before=before, after=after))
         totals.requests += 1
         totals.avoidable_tokens += one.avoidable_tokens

@@ -1,5 +1,6 @@
 """The last prompts that were sent, to compare new ones with."""
 
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ class PromptRecord:
     matched: int
     lost: Mapping[str, int]
     """By reason; with ``hit`` they add up to the prompt."""
+    looked_at: float = 0.0
+    """When the cache was asked, seconds of its clock."""
+    expires_at: float = math.inf
+    """When what the prompt left in the cache expires, unless others use it."""
 
     @property
     def ends(self) -> list[int]:

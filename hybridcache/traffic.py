@@ -1,11 +1,13 @@
 """The prompts that a worker was sent, explained when somebody asks."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from hybridcache.explainer import Explainer
 from hybridcache.explanation import Explanation, TemplateTotals
+from hybridcache.node import FOREVER
+from hybridcache.prefix_cache import PrefixMatch
 from hybridcache.prompt_log import MOST_PROMPTS, MOST_TOKENS, PromptRecord
 from hybridcache.request import Request
 
@@ -18,9 +20,15 @@ class Traffic:
     """
 
     def __init__(
-        self, explainer: Explainer, most_prompts: int = MOST_PROMPTS, most_tokens: int = MOST_TOKENS
+        self,
+        explainer: Explainer,
+        ttl_seconds: float | None = None,
+        *,
+        most_prompts: int = MOST_PROMPTS,
+        most_tokens: int = MOST_TOKENS,
     ) -> None:
-        self._explainer = explainer
+        """``ttl_seconds``: how long what a request without a life of its own leaves in the cache lives."""
+        self._explainer, self._ttl_seconds = explainer, ttl_seconds
         self._most_prompts, self._most_tokens = most_prompts, most_tokens
         self._lock = Lock()
         """Of the explainer: held for as long as explaining takes."""
@@ -42,31 +50,38 @@ class Traffic:
         size = request.num_prompt
         if request.private or not (request.hit or request.lost) or size > self._most_tokens:
             return
-        record = PromptRecord(
-            request.namespace,
-            request.prompt,
-            request.boundaries,
-            request.hit,
-            request.matched,
-            request.lost,
-        )
+        record = self._record(request, PrefixMatch(request.hit, request.matched), request.lost)
         with self._noting:
             self._noted.append(record)
             self._num_tokens += size
             while len(self._noted) > self._most_prompts or self._num_tokens > self._most_tokens:
                 self._num_tokens -= len(self._noted.popleft().tokens)
 
-    def explain(self, record: PromptRecord) -> Explanation:
-        """Explain a prompt against those that were sent."""
+    def explain(self, request: Request, match: PrefixMatch, lost: Mapping[str, int]) -> Explanation:
+        """Explain a prompt that is not sent, and what it would find now, against those that were sent."""
         with self._lock:
             self._take_in()
-            return self._explainer.explain(record)
+            return self._explainer.explain(self._record(request, match, lost))
 
     def totals(self) -> Sequence[TemplateTotals]:
         """What was lost so far, by namespace and template, and why."""
         with self._lock:
             self._take_in()
             return self._explainer.totals
+
+    def _record(self, request: Request, match: PrefixMatch, lost: Mapping[str, int]) -> PromptRecord:
+        looked_at = request.arrival if request.admitted_at is None else request.admitted_at
+        ended_at = looked_at if request.finished_at is None else request.finished_at
+        ttl = self._ttl_seconds if request.ttl_seconds is None else request.ttl_seconds
+        return PromptRecord(
+            request.namespace,
+            request.prompt,
+            request.boundaries,
+            *match,
+            lost,
+            looked_at,
+            ended_at + (FOREVER if ttl is None else ttl),
+        )
 
     def _take_in(self) -> None:
         with self._noting:

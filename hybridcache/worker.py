@@ -27,7 +27,6 @@ from hybridcache.open_jobs import OpenJobs, QueueFull
 from hybridcache.policies.build import build_admission, build_eviction
 from hybridcache.prefix_cache import PrefixCache, RequestTooLarge
 from hybridcache.prices import Prices
-from hybridcache.prompt_log import PromptRecord
 from hybridcache.request_output import RequestOutput
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.scheduler import SchedulerConfig
@@ -157,7 +156,8 @@ class Worker:
         self._codec = None if tokenizer is None else TextCodec(tokenizer)
         # A codec of its own: answers are decoded in the engine's thread.
         decode = None if tokenizer is None else TextCodec(tokenizer).decode
-        self._traffic = Traffic(Explainer(self._spec, decode=decode, hardware=hardware, prices=prices))
+        explainer = Explainer(self._spec, decode=decode, hardware=hardware, prices=prices)
+        self._traffic = Traffic(explainer, ttl_seconds)
         self._intake = Intake(
             self._spec,
             clock,
@@ -309,9 +309,7 @@ class Worker:
         sent = cast(Prompt | ChatPrompt, prompt)
         (request,) = self._job(sent, SamplingParams(max_tokens=max_tokens), cache_salt).requests
         match, lost = self._engine.call(lambda engine: engine.explain(request))
-        return self._traffic.explain(
-            PromptRecord(request.namespace, request.prompt, request.boundaries, *match, lost)
-        )
+        return self._traffic.explain(request, match, lost)
 
     def explain_traffic(self) -> Sequence[TemplateTotals]:
         """What the prompts that were sent lost, by salt and template, and why; what lost most comes first."""

@@ -1,10 +1,11 @@
 """The prompts that a worker was sent, until somebody asks."""
 
 import numpy as np
+import pytest
 
 from hybridcache.explainer import Explainer
 from hybridcache.namespace import Namespace
-from hybridcache.prompt_log import PromptRecord
+from hybridcache.prefix_cache import PrefixMatch
 from hybridcache.request import Request
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.traffic import Traffic
@@ -40,8 +41,28 @@ def test_prompts_and_their_tokens_are_bounded() -> None:
     assert traffic.num_noted_tokens == 800 and sent(traffic) == 2
     assert traffic.num_noted_tokens == 0
     again = ended(400, 29)
-    record = PromptRecord(NAMESPACE, again.prompt, (), 0, 0, {"new": 400})
-    assert traffic.explain(record).lost == {"new": 400}
+    assert traffic.explain(again, PrefixMatch(0, 0), again.lost).lost == {"new": 400}
+
+
+@pytest.mark.parametrize(
+    ("own_ttl", "ttl", "reason"),
+    [(None, 50.0, "expired"), (9.0, None, "expired"), (None, None, "forgotten"), (99.0, 9.0, "forgotten")],
+)
+def test_what_only_the_log_knows_has_expired_or_was_evicted(
+    own_ttl: float | None, ttl: float | None, reason: str
+) -> None:
+    """The cache remembers ends of paths alone, and the second prompt leaves the path of the first."""
+    traffic = Traffic(Explainer(HYBRID), ttl)
+    first, second = ended(400, 1), ended(400, 1)
+    first.ttl_seconds = own_ttl
+    second.prompt[300:] += np.uint32(5_000)
+    second.arrival = 60.0
+    traffic.note(first)
+    explained = traffic.explain(second, PrefixMatch(0, 0), second.lost)
+    assert (explained.forgotten_tokens, explained.forgotten_reason) == (300, reason)
+    traffic.note(second)
+    (totals,) = traffic.totals()
+    assert {name: cause.avoidable_tokens for name, cause in totals.causes.items()} == {reason: 300}
 
 
 def test_what_was_private_or_never_let_in_does_not_count() -> None:
