@@ -117,10 +117,11 @@ class IdPool:
         """
         if len(ids) <= 1:
             return self._release_one(int(ids[0])) if len(ids) else 0
-        refs = self._refs[ids]
-        if np.minimum.reduce(refs) < 1:
+        refs = self._refs.take(ids)
+        # argmin and argmax find the extremes of a few hundred ids in a fraction of what min and max take.
+        if refs.item(refs.argmin()) < 1:
             raise ValueError(f"{self.name} ids {ids[refs < 1].tolist()} are released but not held")
-        if np.maximum.reduce(refs) == 1:
+        if refs.item(refs.argmax()) == 1:
             self._refs[ids] = 0
             freed = ids
         else:

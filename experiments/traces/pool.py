@@ -29,7 +29,7 @@ class MemoryPool:
 
     def __init__(self, tokens: NDArray[np.generic]) -> None:
         """`tokens` [N] of any integer dtype. ValueError for ids outside [0, 2**32)."""
-        self._tokens = as_token_ids(tokens)
+        self._tokens = np.ascontiguousarray(as_token_ids(tokens)).data
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -37,7 +37,9 @@ class MemoryPool:
     def join(self, starts: Sequence[int], stops: Sequence[int], num_tokens: int) -> TokenIds:
         """As `TokenPool.join`."""
         tokens = self._tokens
-        return np.concatenate([tokens[start:stop] for start, stop in zip(starts, stops, strict=True)])
+        # Slices of a memoryview cost less than slices of an array, and requests have dozens.
+        ranges = [tokens[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        return np.frombuffer(b"".join(ranges), np.uint32)
 
 
 class FilePool:
