@@ -18,6 +18,8 @@ SHARE_PER_SCORING = 0.02
 FLAGS = ("leaves_only", "by_block", "touches_path", "relative", "remembers", "revives", "wants_census")
 """What a policy declares of itself."""
 
+_NUMBER = (int, float, np.number)
+
 log = logging.getLogger(__name__)
 
 
@@ -148,7 +150,7 @@ class Evictor:
         scores = self._scores(candidates, now)
         count = math.ceil(SHARE_PER_SCORING * len(candidates))
         if count == 1:
-            lowest = (scores == np.minimum.reduce(scores)).nonzero()[0]
+            lowest = (scores == scores[scores.argmin()]).nonzero()[0]
         else:
             lowest = np.argpartition(scores, count - 1)[:count]
         rows = candidates[lowest]
@@ -168,8 +170,8 @@ class Evictor:
         except Exception:
             self._failed()
             scores = table.accessed[candidates]
-        first_out = table.first_out[candidates]
-        if np.logical_or.reduce(first_out):
+        first_out = table.first_out.take(candidates).nonzero()[0]
+        if len(first_out):
             scores[first_out] = -np.inf
         return scores
 
@@ -188,7 +190,7 @@ class Evictor:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and math.isfinite(value)
+    return isinstance(value, _NUMBER) and math.isfinite(value)
 
 
 def _valid_scores(
@@ -202,7 +204,7 @@ def _valid_scores(
     scores = np.asarray(policy.score(columns, now), dtype=np.float64)
     if scores.shape != columns.accessed.shape:
         raise ValueError(f"scores have shape {scores.shape}, the columns {columns.accessed.shape}")
-    # The sum of numbers of which one is NaN or infinite is so too.
-    if not math.isfinite(np.add.reduce(scores)):
+    # To argmin and argmax, NaN is an extreme.
+    if not (math.isfinite(scores[scores.argmin()]) and math.isfinite(scores[scores.argmax()])):
         raise ValueError("a score is NaN or infinite")
-    return scores.copy() if policy.relative else scores[candidates]
+    return scores.copy() if policy.relative else scores.take(candidates)

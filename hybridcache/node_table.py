@@ -8,7 +8,7 @@ from hybridcache.policies.columns import FINAL, NUM_KINDS, Census, Columns, Fact
 from hybridcache.pool import grown
 
 NOT_EVICTABLE, LEAF, INNER = range(3)
-"""States of a row: free or pinned; a leaf that can go; an inner node, or a pinned leaf,
+"""States of a row, 0 where nothing can go: free or pinned; a leaf that can go; an inner node, or a pinned leaf,
 whose checkpoint alone can go."""
 
 
@@ -142,7 +142,7 @@ class NodeTable:
     def evictable(self, leaves_only: bool) -> NDArray[np.int64]:
         """Rows [n] that can be evicted now, ascending."""
         state = self.state[: self.size]
-        rows: NDArray[np.int64] = (state == LEAF if leaves_only else state != NOT_EVICTABLE).nonzero()[0]
+        rows: NDArray[np.int64] = (state == LEAF if leaves_only else state).nonzero()[0]
         return rows
 
     def has_slot(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
