@@ -11,7 +11,7 @@ from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import BlockPool, Ids, MemoryBudget, SlotPool
 from hybridcache.spec import ModelSpec
 from hybridcache.stats import CacheStats
-from hybridcache.tokens import TOKEN_BYTES
+from hybridcache.tokens import TOKEN_BYTES, token_at
 from hybridcache.tree import RadixTree, common_prefix
 
 
@@ -84,9 +84,8 @@ class CachedTree:
         """
         own, begin = node, node.stop
         pos, upto = begin, begin + len(edge) // TOKEN_BYTES
-        ids = memoryview(edge).cast("I")
         while pos < upto:
-            child = node.children.get(ids[pos - begin])
+            child = node.children.get(token_at(edge, pos - begin))
             if child is None:
                 break
             offset = (pos - begin) * TOKEN_BYTES
@@ -101,10 +100,9 @@ class CachedTree:
             blocks = blocks[duplicates:]
         if pos < upto:
             count = self.blocks.blocks_for(upto) - self.blocks.index(pos)
-            taken, blocks = blocks[:count], blocks[count:]
+            taken, blocks = blocks[:count], blocks[self.blocks.index(upto) - self.blocks.index(pos) :]
             if self.blocks.tail(upto):
-                self.blocks.retain(int(taken[-1]))
-                blocks = np.concatenate((taken[-1:], blocks))
+                self.blocks.retain(taken.item(-1))
             rest = edge[(pos - begin) * TOKEN_BYTES :]
             alone = node is own and node.pins == 1 and not node.children and node.slot is None
             if alone and node.parent and node.expires_at <= expires_at:

@@ -30,15 +30,30 @@ class CheckpointTaker:
                     f"admission policy {admission.name!r} has {flag}={value!r}: give True or False"
                 )
 
-    def plan(self, lease: Lease, prompt: PromptFacts, remembered: Remembered, first: bool) -> None:
-        """Plan the checkpoints of a new lease; with ``first`` the policy learns from its prompt."""
+    def plan(
+        self,
+        lease: Lease,
+        remembered: Remembered,
+        first: bool,
+        *,
+        leaves_path: bool,
+        turn_end: int | None,
+        hints: Sequence[int],
+        boundaries: Sequence[int],
+    ) -> None:
+        """Plan the checkpoints of a new lease; with ``first`` the policy learns from its prompt.
+
+        The rest is what PromptFacts tells the policy.
+        """
         gone, price = remembered.resumable, self.book.reclaimer.price
         if first:
             evicted = gone is not None and gone.reason == Gone.EVICTED
             price.request(gone.depth - lease.hit if gone is not None and evicted else 0)
-        prompt = prompt._replace(
-            gone=0 if gone is None else gone.depth, price=price.of(self.store.slots.bytes_per_id)
-        )
+        prompt = PromptFacts(
+            lease.num_prompt, lease.hit, lease.matched, leaves_path, turn_end, self.store.blocks.block_size,
+            tuple(hints), tuple(boundaries), gone=0 if gone is None else gone.depth,
+            price=price.of(self.store.slots.bytes_per_id),
+        )  # fmt: skip
         make_plan(lease, prompt, self.admission, self.store, first)
 
     def emits(self, lease: Lease, stop: int, now: float) -> Sequence[StateEmit]:

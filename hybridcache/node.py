@@ -1,6 +1,5 @@
 """A node of the radix tree, and what a lookup returns."""
 
-from sys import byteorder
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from hybridcache.namespace import Namespace
 from hybridcache.pool import Ids
 from hybridcache.prefix_hash import PrefixHash
-from hybridcache.tokens import TOKEN_BYTES
+from hybridcache.tokens import TOKEN_BYTES, token_at
 
 FOREVER = float("inf")
 """The expiry of what does not expire, seconds."""
@@ -75,7 +74,7 @@ class Node:
 
     @property
     def first_token(self) -> int:
-        return int.from_bytes(self.edge[:TOKEN_BYTES], byteorder)
+        return token_at(self.edge, 0)
 
     def __repr__(self) -> str:
         return (

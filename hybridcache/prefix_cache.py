@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from hybridcache.audit import audit
 from hybridcache.cached_tree import CachedTree
 from hybridcache.checkpoint_taker import CheckpointTaker
@@ -12,7 +14,7 @@ from hybridcache.loss import losses
 from hybridcache.namespace import Namespace
 from hybridcache.node import FOREVER
 from hybridcache.pending import ask_to_wait, longest_pending
-from hybridcache.policies.admission import AdmissionPolicy, PromptFacts
+from hybridcache.policies.admission import AdmissionPolicy
 from hybridcache.policies.columns import FINAL, FOLLOW_UP
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import Ids, MemoryBudget
@@ -218,11 +220,10 @@ class PrefixCache:
             return None
         lease.ttl_seconds = ttl
         if store.recurrent:
-            block_size, ends = store.blocks.block_size, (tuple(hints), tuple(boundaries))
-            facts = PromptFacts(
-                num_prompt, lease.hit, lease.matched, path_goes_on, turn_end, block_size, *ends
-            )
-            self._taker.plan(lease, facts, remembered, first)
+            self._taker.plan(
+                lease, remembered, first, leaves_path=path_goes_on, turn_end=turn_end, hints=hints,
+                boundaries=boundaries,
+            )  # fmt: skip
         lease.lost = lost
         if first:
             self._count(lease)
@@ -252,17 +253,17 @@ class PrefixCache:
         Raises ValueError when ``tokens`` differ from the prompt, or were not reserved.
         """
         self._active(lease)
-        ids = as_token_ids(tokens)
+        ids = np.ascontiguousarray(as_token_ids(tokens))
         start, stop = lease.num_computed, lease.num_computed + len(ids)
         blocks = self.store.blocks
         in_tree = lease.node.stop
         if stop > in_tree and blocks.blocks_for(stop) > blocks.index(in_tree) + len(lease.blocks):
             raise ValueError(f"tokens [{start}, {stop}) have no blocks: call reserve before the step")
-        raw = ids.tobytes()
-        known = max(lease.num_prompt - start, 0) * TOKEN_BYTES
-        if known and not lease.prompt.startswith(raw[:known], start * TOKEN_BYTES):
+        known = max(lease.num_prompt - start, 0)
+        if known and not lease.prompt.startswith(ids[:known].data, start * TOKEN_BYTES):
             raise ValueError(f"the tokens computed at [{start}, {stop}) are not the prompt's")
-        lease.generated += raw[known:]
+        if known < len(ids):
+            lease.generated += ids[known:].data.cast("B")
         lease.num_computed = stop
         if lease.planned and lease.planned[0] < stop:
             self._taker.skip_passed(lease)

@@ -1,6 +1,7 @@
 """Token ids: the one representation the cache compares and stores."""
 
 from collections.abc import Sequence
+from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,14 @@ TOKEN_BYTES = 4
 """Bytes of one token id as native uint32."""
 
 TokenIds = NDArray[np.uint32]  # [n], uint32
+
+_unpack = Struct("=I").unpack_from
+
+
+def token_at(raw: bytes, position: int) -> int:
+    """The id at ``position`` of token ids as native uint32."""
+    token: int = _unpack(raw, position * TOKEN_BYTES)[0]
+    return token
 
 
 def as_token_ids(tokens: Sequence[int] | NDArray[np.generic]) -> TokenIds:

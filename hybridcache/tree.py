@@ -10,7 +10,7 @@ from hybridcache.node import NO_IDS, Match, Node, Root
 from hybridcache.pool import Ids
 from hybridcache.prefix_hash import PrefixHash, extended
 from hybridcache.tail_filter import TAIL_TOKENS, Tail
-from hybridcache.tokens import TOKEN_BYTES
+from hybridcache.tokens import TOKEN_BYTES, token_at
 
 TAIL_BYTES = TAIL_TOKENS * TOKEN_BYTES
 MOST_FLUSHED = 1_024
@@ -85,10 +85,9 @@ class RadixTree:
         resume: Node = root
         pos = 0
         size = len(prompt)
-        ids = memoryview(prompt).cast("I")
-        end = len(ids)
+        end = size // TOKEN_BYTES
         while pos < end:
-            child = node.children.get(ids[pos])
+            child = node.children.get(token_at(prompt, pos))
             if child is None or child.expires_at <= now:
                 break
             edge = child.edge
