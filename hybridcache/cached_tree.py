@@ -1,7 +1,5 @@
 """The tree, the pools and the table of facts, kept in step: every change to one reaches the others."""
 
-import numpy as np
-
 from hybridcache.evictor import Evictor
 from hybridcache.ghost import Ghost
 from hybridcache.node import FOREVER, Node, Root
@@ -341,6 +339,8 @@ class CachedTree:
 
     def live_until(self, node: Node, expires_at: float) -> None:
         """The KV of ``node`` and of all above it lives at least until ``expires_at`` (seconds)."""
+        if node.expires_at >= expires_at:
+            return
         above: Node | None = node
         renewed = []
         while above is not None and above.row >= 0 and above.expires_at < expires_at:

@@ -152,7 +152,7 @@ class Evictor:
         if count == 1:
             lowest = (scores == scores[scores.argmin()]).nonzero()[0]
         else:
-            lowest = np.argpartition(scores, count - 1)[:count]
+            lowest = scores.argpartition(count - 1)[:count]
         rows = candidates[lowest]
         if len(rows) > 1:
             rows = rows[np.lexsort((rows, -table.depth[rows], table.accessed[rows], scores[lowest]))]

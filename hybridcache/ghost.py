@@ -138,12 +138,10 @@ class Ghost:
         ``prompt`` holds the token ids as native uint32.
         """
         first = max(base + 1, TAIL_TOKENS)
-        positions = self._known[first : len(prompt) // TOKEN_BYTES + 1].nonzero()[0]
-        if not len(positions):
+        beyond = self._known[first : len(prompt) // TOKEN_BYTES + 1].nonzero()[0]
+        if not len(beyond):
             return []
-        positions += first
-        likely: list[int] = self._tails.may_hold(prompt, positions).tolist()
-        return likely
+        return [first + position for position in self._tails.may_hold(prompt, first, beyond).tolist()]
 
     def look_up(
         self, positions: Sequence[int], prefix: PrefixHash, prompt: bytes, base: int, matched: int

@@ -8,7 +8,7 @@ from hybridcache.policies.columns import FINAL, NUM_KINDS, Census, Columns, Fact
 from hybridcache.pool import grown
 
 NOT_EVICTABLE, LEAF, INNER = range(3)
-"""States of a row, 0 where nothing can go: free or pinned; a leaf that can go; an inner node, or a pinned leaf,
+"""States of a row: free or pinned, which is 0; a leaf that can go; an inner node, or a pinned leaf,
 whose checkpoint alone can go."""
 
 

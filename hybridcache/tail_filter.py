@@ -49,16 +49,19 @@ class TailFilter:
         """One entry with ``tail``, which was added before, less."""
         self._count(tail, -1)
 
-    def may_hold(self, tokens: bytes, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of ``positions`` [k], ascending from 2, whose tails may have been added. Modifies nothing.
+    def may_hold(self, tokens: bytes, first: int, beyond: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of ``beyond`` [k] where the tail before the position ``first`` + ``beyond`` may have been added.
 
-        ``tokens`` is the prompt (native uint32), at least as long as the last position.
+        ``tokens`` is the prompt (native uint32), at least as long as the last position; ``first`` is 2 or
+        more. Modifies nothing.
         """
-        tails = np.ndarray(len(tokens) // TOKEN_BYTES - 1, np.uint64, tokens, 0, (TOKEN_BYTES,))
-        hashes = tails[positions - TAIL_TOKENS]
+        before = first - TAIL_TOKENS
+        num_tails = len(tokens) // TOKEN_BYTES - 1 - before
+        tails = np.ndarray(num_tails, np.uint64, tokens, before * TOKEN_BYTES, (TOKEN_BYTES,))
+        hashes = tails[beyond]
         hashes *= _FACTOR_ARRAY
         hashes >>= self._shift
-        return positions[self._cells[hashes.view(np.int64)].nonzero()[0]]
+        return beyond[self._cells.take(hashes.view(np.int64)).nonzero()[0]]
 
     def _count(self, tail: Tail, step: int) -> None:
         cell = (tail * _FACTOR & _MASK) >> self._shift

@@ -1,5 +1,7 @@
 """Chances of reuse by age, learnt for groups within groups."""
 
+from bisect import bisect_left
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,6 +9,7 @@ NUM_BINS = 40
 BIN_EDGES: NDArray[np.float64] = 0.25 * 2.0 ** (np.arange(NUM_BINS) / 2.0)
 """Seconds: ages up to BIN_EDGES[k] fall in bin k, all greater ones in the last."""
 INNER_EDGES = BIN_EDGES[:-1]
+_INNER_EDGE_LIST: list[float] = INNER_EDGES.tolist()
 WIDTHS = np.diff(BIN_EDGES, prepend=0.0)
 
 SHORTEST = 1e-9
@@ -17,6 +20,11 @@ MOST_CERTAIN = 0.95
 TINY = 1e-9
 
 Table = NDArray[np.float64]
+
+
+def bin_of(age: float) -> int:
+    """The bin of one age (seconds)."""
+    return bisect_left(_INNER_EDGE_LIST, age)
 
 
 class LifeTable:
@@ -59,13 +67,13 @@ class LifeTable:
 
     def used(self, group: int, before: float, age: float) -> None:
         """A spell of ``group`` ends at ``age`` (seconds) with a use; ``before`` as in ``lived``."""
-        last = int(INNER_EDGES.searchsorted(age))
-        self.exposed[group, INNER_EDGES.searchsorted(before) : last + 1] += 1.0
+        last = bin_of(age)
+        self.exposed[group, bin_of(before) : last + 1] += 1.0
         self.hits[group, last] += 1.0
 
     def left(self, group: int, before: float, age: float) -> None:
         """A spell of ``group`` is lost from sight at ``age`` (seconds); ``before`` as in ``lived``."""
-        self.exposed[group, INNER_EDGES.searchsorted(before) : INNER_EDGES.searchsorted(age)] += 1.0
+        self.exposed[group, bin_of(before) : bin_of(age)] += 1.0
 
     def fade(self, share: float) -> None:
         """Keep ``share`` of all counts, so that what is old weighs less."""
@@ -142,14 +150,20 @@ def best_rates(chances: Table) -> Table:
     problem (Gittins, "Bandit Processes and Dynamic Allocation Indices", J. R. Stat. Soc. B 1979): a
     position that is soon due is worth keeping though it is never used at once.
     """
-    rates = np.empty_like(chances)
-    stays = 1.0 - chances
-    for first in range(NUM_BINS):
-        after = stays[:, first:].cumprod(axis=1)
-        occupied = after + after / stays[:, first:]
-        occupied *= 0.5 * WIDTHS[first:]
-        rates[:, first] = ((1.0 - after) / occupied.cumsum(axis=1)).max(axis=1)
-    return rates
+    stays = np.ascontiguousarray((1.0 - chances).T)
+    half_widths = 0.5 * WIDTHS[:, None]
+    # Of all bins a that b = a + ahead exists for at once, [bins, groups]: survival to the end of b, the time
+    # occupied by then, and the best rate so far.
+    survival, occupied, rates = np.ones_like(stays), np.zeros_like(stays), np.zeros_like(stays)
+    for ahead in range(NUM_BINS):
+        survival, occupied = survival[: NUM_BINS - ahead], occupied[: NUM_BINS - ahead]
+        survival *= stays[ahead:]
+        of_bin = survival + survival / stays[ahead:]
+        of_bin *= half_widths[ahead:]
+        occupied += of_bin
+        best = rates[: NUM_BINS - ahead]
+        np.maximum(best, (1.0 - survival) / occupied, out=best)
+    return np.ascontiguousarray(rates.T)
 
 
 def rates_at(rates: Table, groups: NDArray[np.int64], ages: Table) -> Table:
@@ -160,9 +174,9 @@ def rates_at(rates: Table, groups: NDArray[np.int64], ages: Table) -> Table:
     """
     ages = 2.0 * np.log2(np.maximum(ages, SHORTEST))
     ages += 5.0  # bin 1 begins at 0.25 s, bin 3 at 0.5 s
-    low = np.clip(ages, 0.0, NUM_BINS - 2.0).astype(np.int64)
+    low = ages.clip(0.0, NUM_BINS - 2.0).astype(np.int64)
     ages -= low
-    np.clip(ages, 0.0, 1.0, out=ages)
+    ages.clip(0.0, 1.0, out=ages)
     cells = groups * NUM_BINS
     cells += low
     found: Table = rates.take(cells)

@@ -1,5 +1,6 @@
 """Learnt rate of reuse x FLOPs saved per byte, over what is cached and what is remembered."""
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,6 +22,7 @@ from hybridcache.policies.life_table import LifeTable, best_rates, rates_at, rat
 MAX_HITS, MAX_CHILDREN = 3, 2
 SIZE_EDGES = np.array([2048, 8192, 32768])
 """Tokens: depths below the first fall in size 0, those from the last on in size 3."""
+_SIZE_EDGE_LIST: list[int] = SIZE_EDGES.tolist()
 NUM_SIZES = len(SIZE_EDGES) + 1
 GROUPS = (2, (MAX_HITS + 1) * (MAX_CHILDREN + 1), NUM_SIZES, 2)
 """Request ends and others; in these hits x children; in these sizes; in these others and follow-ups."""
@@ -143,5 +145,6 @@ def groups_of(positions: Columns | Census, kinds: NDArray[np.int64] = _KINDS) ->
 
 def group_of(kind: int, hits: int, children: int, depth: int, kinds: NDArray[np.int64] = _KINDS) -> int:
     """The group of one position; ``depth`` in tokens."""
-    size = _SIZES[SIZE_EDGES.searchsorted(depth, side="right")]
-    return int(kinds[kind] + _HITS[min(hits, MAX_HITS)] + _CHILDREN[min(children, MAX_CHILDREN)] + size)
+    size = bisect_right(_SIZE_EDGE_LIST, depth)
+    of_counts = _HITS.item(min(hits, MAX_HITS)) + _CHILDREN.item(min(children, MAX_CHILDREN))
+    return kinds.item(kind) + of_counts + _SIZES.item(size)
