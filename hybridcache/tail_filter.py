@@ -50,7 +50,7 @@ class TailFilter:
         self._count(tail, -1)
 
     def may_hold(self, tokens: bytes, first: int, beyond: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of ``beyond`` [k] where the tail before the position ``first`` + ``beyond`` may have been added.
+        """Those of ``beyond`` [k] where the tail before position ``first`` + ``beyond`` may have been added.
 
         ``tokens`` is the prompt (native uint32), at least as long as the last position; ``first`` is 2 or
         more. Modifies nothing.
