@@ -58,9 +58,9 @@ def run(options: argparse.Namespace) -> str:
     namespace = Namespace(spec.fingerprint)
     last: list[Explanation] = []
 
-    def note(tokens: TokenIds, now: float, ends: Sequence[int], lease: Lease) -> None:
-        found, expires_at = (lease.hit, lease.matched, lease.lost), now + lease.ttl_seconds
-        record = PromptRecord(namespace, tokens, list(ends), *found, now, expires_at)
+    def note(tokens: TokenIds, ends: Sequence[int], lease: Lease) -> None:
+        found, now = (lease.hit, lease.matched, lease.lost), cache.asked_at
+        record = PromptRecord(namespace, tokens, list(ends), *found, now, now + lease.ttl_seconds)
         last[:] = [explainer.add(record)]
 
     cache.on_lease = note
