@@ -101,6 +101,7 @@ class Reclaimer:
         """
         store, squeezed = self.store, False
         for lease in self.leases.values():
+            squeezed |= self._share_last_block(lease)
             node = lease.node.parent
             while node is not None and node.parent is not None:
                 above = node.parent
@@ -112,6 +113,31 @@ class Reclaimer:
                         store.join(node)
                 node = above
         return squeezed
+
+    def _share_last_block(self, lease: Lease) -> bool:
+        """Let the node that a lease's path ends at have the lease's own block of its last tokens.
+
+        Two blocks have them where the node was there before, and ends inside a block::
+
+            [ node.blocks[-1] |            ]    from another request: freed
+            [ lease.blocks[0] ............ ]    copied from it, or computed anew
+        """
+        node, blocks = lease.node, self.store.blocks
+        copied = lease.block_copy is None or lease.num_computed > lease.hit
+        if node.parent is None or node.children or not blocks.tail(node.stop) or not copied:
+            return False
+        old, own = node.blocks[-1:].copy(), lease.blocks[:1]
+        if old[0] == own[0]:
+            return False
+        node.blocks[-1] = own[0]
+        blocks.retain(int(own[0]))
+        blocks.release(old)
+        # Nodes above that lie in this block too may be its only holders now.
+        above: Node | None = node
+        while above is not None and above.parent is not None:
+            self.store.changed(above)
+            above = above.parent if blocks.tail(above.start) else None
+        return True
 
     def evict(self, node: Node, now: float) -> None:
         """Evict a leaf, or the checkpoint of another node, or the last block of a leaf (``by_block``)."""

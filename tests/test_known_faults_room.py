@@ -1,5 +1,7 @@
 """Known faults of room: what cannot fit, what fails half-way, what is optional, what only waits."""
 
+from itertools import product
+
 import pytest
 
 from hybridcache.lease import Lease, Wait
@@ -66,6 +68,21 @@ def test_case_033_what_can_never_fit_is_refused_at_once(memory: str) -> None:
         # It only just fits, so also with a warm cache whose path ends in the middle of a block.
         serving.serve(joined(text(1_000)[:500], text(500, 2)), text(25, 3))
         serving.check_idle()
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_case_033_what_only_just_fits_ends_within_a_known_path(kind: str, memory: str) -> None:
+    """The path has a block of its last tokens, and so has the request: one of them has to do."""
+    for first, prompt, output in product((1, 3, 5, 9), (1, 2, 3, 5, 7), (8, 9, 12)):
+        needed = -(-(prompt + output - 1) // 4)
+        if first > 4 * needed:
+            continue
+        serving = Serving(KINDS[kind], blocks=needed, slots=1, memory=memory, block_size=4)
+        serving.serve(text(9)[:first])
+        for _ in range(2):
+            serving.serve(text(9)[:prompt], text(output, 1))
+            serving.check_idle()
 
 
 def test_case_033_a_state_that_never_fits() -> None:
