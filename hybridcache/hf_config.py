@@ -31,7 +31,7 @@ class HfConfig:
             raise ValueError(
                 f"{path}: cannot be read ({error.strerror}); give a config.json or its folder"
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: no JSON text ({error}); give a transformers config.json") from error
         if not isinstance(fields, dict):
             raise ValueError(

@@ -56,7 +56,10 @@ def model_length(folder: Path, asked: int | None) -> int:
 
     Raises ValueError for more, and for fewer than 2.
     """
-    stated = longest_text(HfConfig.read(folder))
+    config = HfConfig.read(folder)
+    stated = longest_text(config)
+    if stated is not None and stated < 2:
+        raise config.error("max_position_embeddings", "at least 2: a token of prompt and one of answer")
     if asked is None:
         return DEFAULT_MODEL_LEN if stated is None else stated
     if asked < 2:

@@ -138,6 +138,8 @@ class Family:
         Raises ValueError for a kind of layer that the family does not have, and for unsupported options.
         """
         eps = number(config, self.eps, self.default_eps)
+        if eps < 0:
+            raise config.error(self.eps, "at least 0")
         multiplier = self.factor(config, self.residual_multiplier)
         plans: list[tuple[LayerPlan, Callable[[str], str]]] = []
         for index, (kind, site) in enumerate(zip(layers, self.sites(layers), strict=True)):

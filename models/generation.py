@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from hybridcache.hf_config import HfConfig
-from hybridcache.models.options import number
+from hybridcache.models.options import fraction, number
 
 FILE = "generation_config.json"
 
@@ -34,14 +34,14 @@ class GenerationConfig:
         if path.is_file():
             try:
                 fields = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}: no JSON text ({error})") from error
             if not isinstance(fields, Mapping):
                 raise ValueError(f"{path}: a JSON {type(fields).__name__}, no object")
         own = HfConfig(fields, str(path), model.label)
         eos = own if own.has("eos_token_id") else model
         bos = own if own.has("bos_token_id") else model
-        return cls(
+        found = cls(
             eos_token_ids=_token_ids(eos, "eos_token_id"),
             bos_token_id=bos.integer("bos_token_id", at_least=0) if bos.has("bos_token_id") else None,
             do_sample=own.flag("do_sample", False),
@@ -49,6 +49,11 @@ class GenerationConfig:
             top_p=number(own, "top_p") if own.has("top_p") else None,
             top_k=own.integer("top_k", at_least=0) if own.has("top_k") else None,
         )
+        if found.do_sample and (found.temperature or 0.0) < 0:
+            raise own.error("temperature", "at least 0")
+        if found.do_sample:
+            fraction(own, "top_p", 1.0)
+        return found
 
 
 def _token_ids(config: HfConfig, name: str) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """From a checkpoint folder to a model that runs."""
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from hybridcache.spec import ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Dtypes that a model may run in."""
@@ -54,6 +57,9 @@ def load_model(path: str | Path, *, ops: Ops, dtype: str = "float32", name: str 
     family.check(config)
     spec = ModelSpec.from_hf(folder, name=name, kv_dtype=dtype, conv_dtype=dtype)
     generation = GenerationConfig.read(folder, config)
+    for token in generation.eos_token_ids:
+        if token >= spec.vocab_size:
+            log.warning("%s: eos_token_id %d never comes; it has %d tokens", folder, token, spec.vocab_size)
     model = _read_model(folder, config, family, spec, DTYPES[dtype], ops)
     return LoadedModel(spec, model, _read_tokenizer(folder), generation)
 
@@ -105,5 +111,10 @@ def _read_tokenizer(folder: Path) -> "PreTrainedTokenizerBase | None":
     # Slow to import, and a model without a tokenizer does without it.
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        # Whatever its files make it raise: they are the user's.
+        problem = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{folder}: its tokenizer cannot be loaded ({problem})") from error
     return tokenizer

@@ -59,6 +59,8 @@ def hf_rope(config: HfConfig, head_dim: int, *, part: float = 1.0) -> Rope:
         )
     inner = HfConfig(parameters, f"{config.where}: {nested}", config.label)
     theta = number(inner, "rope_theta", number(config, "rope_theta", 10_000.0))
+    if theta <= 0:
+        raise (inner if inner.has("rope_theta") else config).error("rope_theta", "above 0")
     part = fraction(inner, "partial_rotary_factor", fraction(config, "partial_rotary_factor", part))
     dim = int(head_dim * part)
     if dim < 2 or dim % 2:

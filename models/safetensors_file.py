@@ -4,6 +4,7 @@ import json
 import math
 import mmap
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -75,8 +76,8 @@ class TensorEntry(NamedTuple):
 def safetensors_entries(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a file by name, from its header alone.
 
-    Raises ValueError naming the file for one that cannot be read, is cut off or has no valid header, and for
-    a tensor whose dtype is no float that is supported here.
+    Raises ValueError naming the file for one that cannot be read, is cut off or has no valid header, for
+    tensors that overlap, and for one whose dtype is no float that is supported here.
     """
     try:
         size = path.stat().st_size
@@ -89,16 +90,21 @@ def safetensors_entries(path: Path) -> dict[str, TensorEntry]:
             header = json.loads(file.read(length))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: no safetensors header ({error})") from error
     if not isinstance(header, dict):
         raise ValueError(f"{path}: the header is a JSON {type(header).__name__}, no object")
     data = _LENGTH_BYTES + length
-    return {
+    entries = {
         name: _entry(path, name, facts, data, size)
         for name, facts in header.items()
         if name != "__metadata__"
     }
+    placed = sorted((entry.start, entry.start + entry.num_bytes, name) for name, entry in entries.items())
+    for (_, stop, before), (start, _, name) in pairwise(placed):
+        if start < stop:
+            raise ValueError(f"{path}: tensors {before!r} and {name!r} overlap; the file is damaged")
+    return entries
 
 
 def _entry(path: Path, name: str, facts: object, data: int, size: int) -> TensorEntry:

@@ -1,6 +1,7 @@
 """What a wrong checkpoint says, before anything of it has been packed."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from hybridcache.kernels.packed import PackedBatch
 from hybridcache.kernels.reference import ReferenceOps
 from hybridcache.models.load import LoadedModel, load_model
+from hybridcache.served_model import model_length
 from tests.hybrid_runs import Memory, Part, run
 
 Folder = Callable[..., Path]
@@ -88,6 +90,9 @@ def test_long_lists_of_weights_are_cut(folder: Folder) -> None:
             ("rope_scaling", "'factor' is missing"),
         ),
         ("llama", {"rope_parameters": {"rope_theta": "x"}}, ("rope_theta", "'x'")),
+        ("llama", {"rope_parameters": {"rope_theta": 0}}, ("rope_theta", "above 0")),
+        ("llama", {"rope_parameters": None, "rope_theta": -5.0}, ("rope_theta", "-5.0", "above 0")),
+        ("llama", {"rms_norm_eps": -1e-5}, ("rms_norm_eps", "-1e-05", "at least 0")),
         ("llama", {"hidden_act": "gelu_new"}, ("hidden_act", "'gelu_new'", "'silu'")),
         ("llama", {"attention_bias": True}, ("missing", "layers.0.self_attn.q_proj.bias [64]")),
         ("llama", {"pretraining_tp": 2}, ("pretraining_tp", "2")),
@@ -141,6 +146,44 @@ def test_files_that_are_cut_off(folder: Folder) -> None:
     refuses(path, str(file), "header")
     file.write_bytes(b"abc")
     refuses(path, str(file), "cut off")
+    nested = b"[" * 100_000
+    file.write_bytes(len(nested).to_bytes(8, "little") + nested)
+    refuses(path, str(file), "header")
+
+
+def test_tensors_that_overlap(folder: Folder) -> None:
+    """One tensor's bytes would be read as another's."""
+    path = folder("llama")
+    file = path / "model.safetensors"
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    first, second = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "kv")
+    header[second]["data_offsets"] = header[first]["data_offsets"]
+    raw = json.dumps(header).encode()
+    file.write_bytes(len(raw).to_bytes(8, "little") + raw + content[8 + size :])
+    refuses(path, str(file), first, second, "overlap")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["{", "{}", "[]", "\xe9"])
+def test_a_damaged_tokenizer(
+    checkpoint: Callable[[str], Path], folder: Folder, name: str, content: str
+) -> None:
+    path = folder("llama")
+    if name == "tokenizer_config.json" and content == "{}":
+        return  # every field of it may be left out
+    (path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}: its tokenizer cannot be loaded"):
+        load_model(path, ops=ReferenceOps())
+
+
+def test_an_end_token_that_never_comes_is_told(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder("llama")
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 10**6]}))
+    load_model(path, ops=ReferenceOps())
+    (record,) = caplog.records
+    assert "eos_token_id 1000000 never comes" in record.getMessage()
 
 
 def test_weights_that_are_no_floats(folder: Folder) -> None:
@@ -180,8 +223,13 @@ def test_a_damaged_generation_config(folder: Folder) -> None:
     refuses(path, str(file), "eos_token_id", "'stop'")
     file.write_text("{")
     refuses(path, str(file), "JSON")
+    file.write_text("[" * 100_000)
+    refuses(path, str(file), "JSON")
     file.write_text("[]")
     refuses(path, str(file), "list")
+    for field, value in (("temperature", -1.0), ("top_p", 0.0), ("top_p", 1.5)):
+        file.write_text(json.dumps({"do_sample": True, field: value}))
+        refuses(path, str(file), field, str(value))
 
 
 def test_a_batch_that_does_not_fit(loaded: Callable[..., LoadedModel]) -> None:
@@ -198,3 +246,9 @@ def test_a_batch_that_does_not_fit(loaded: Callable[..., LoadedModel]) -> None:
     with pytest.raises(ValueError, match=r"logits_at has values from 1 to 1"):
         ours.model.forward(token, batch, memory.states, row + 1)
     assert all(view.isnan().all() for views in memory.states for view in views.values())
+
+
+def test_a_length_that_leaves_room_for_no_answer(folder: Folder) -> None:
+    path = folder("llama", max_position_embeddings=1)
+    with pytest.raises(ValueError, match="'max_position_embeddings' is 1; it must be at least 2"):
+        model_length(path, None)
