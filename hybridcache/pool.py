@@ -200,8 +200,8 @@ class BlockPool(IdPool):
     __slots__ = ("block_size",)
 
     def __init__(self, block_size: int, kv_bytes_per_token: int, budget: MemoryBudget) -> None:
-        if block_size < 1:
-            raise ValueError(f"block_size={block_size}: give the tokens of a block, at least 1")
+        if block_size < 1 or block_size % 1:
+            raise ValueError(f"block_size={block_size}: give the tokens of a block, a whole number from 1")
         super().__init__("kv", block_size * kv_bytes_per_token, budget)
         self.block_size = block_size
 

@@ -200,7 +200,7 @@ class PrefixCache:
         None and Wait change nothing but the plan of the lease to wait for.
 
         Raises RequestTooLarge when the request could never fit, ValueError for an empty prompt, ids
-        out of range or a bad limit.
+        out of range, a bad limit, a time that is no number or what is no namespace.
         """
         ttl = self.ttl_seconds if ttl_seconds is None else _checked_ttl(ttl_seconds)
         prompt = self._admissible(tokens, max_tokens, first=first)
@@ -349,8 +349,8 @@ class PrefixCache:
         prompt = as_token_ids(tokens)
         if not len(prompt):
             raise ValueError("the prompt is empty: give at least one token")
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens={max_tokens}: give at least 1")
+        if max_tokens < 1 or max_tokens % 1:
+            raise ValueError(f"max_tokens={max_tokens}: give a whole number, at least 1")
         if not self.fits(len(prompt), max_tokens):
             raise self.refuse(len(prompt), max_tokens, first=first)
         return prompt
@@ -384,10 +384,11 @@ class PrefixCache:
         self._book.end(lease)
         self._reclaimer.expire(now)
 
-    @staticmethod
-    def _active(lease: Lease) -> None:
+    def _active(self, lease: Lease) -> None:
         if lease.ended:
             raise ValueError(f"lease {lease.id} has ended: a lease ends once, and is not used afterwards")
+        if self.leases.get(lease.id) is not lease:
+            raise ValueError(f"lease {lease.id} is another cache's")
 
 
 def _checked_ttl(ttl_seconds: float | None) -> float:

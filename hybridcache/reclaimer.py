@@ -1,5 +1,6 @@
 """Gives bytes back: eviction, expiry, flush."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -162,10 +163,15 @@ class Reclaimer:
         self.price.evicted(used - store.budget.used_bytes)
 
     def expire(self, now: float) -> None:
-        """Free what has expired at ``now`` and is not pinned. Cheap when nothing has."""
+        """Free what has expired at ``now`` and is not pinned. Cheap when nothing has.
+
+        Raises ValueError for a time that is infinite or NaN.
+        """
         store = self.store
         if now < store.next_expiry:
             return
+        if not math.isfinite(now):
+            raise ValueError(f"now={now}: give the time in seconds")
         table = store.table
         for node in self._rows_before(table.slot_expires_at, now):
             if node.slot is not None and not node.slot_pins:

@@ -40,9 +40,13 @@ class RadixTree:
         """The last flush of single ones since then."""
 
     def root(self, namespace: Namespace) -> Root:
-        """The root of ``namespace`` in its present epoch; made when it is new."""
+        """The root of ``namespace`` in its present epoch; made when it is new.
+
+        Raises ValueError for what is no Namespace.
+        """
         root = self.roots.get(namespace)
         if root is None:
+            _check_namespace(namespace)
             epoch = self._flushed.get(namespace, self._all_flushed)
             root = Root(namespace, namespace.seed(epoch))
             self.roots[namespace] = root
@@ -52,7 +56,10 @@ class RadixTree:
         """Raise the epoch of a namespace, or of all: the next lookup finds an empty tree. The old roots.
 
         Also of a namespace that has no root now: what is remembered of it is of an epoch that is over.
+        Raises ValueError for what is no Namespace.
         """
+        if namespace is not None:
+            _check_namespace(namespace)
         self._flushes += 1
         if namespace is None or len(self._flushed) >= MOST_FLUSHED:
             self._all_flushed = self._flushes
@@ -226,3 +233,8 @@ def common_prefix(edge: bytes, prompt: bytes, begin: int) -> int:
     differ = np.frombuffer(edge, dtype=np.uint32, count=n) != here
     first = int(differ.argmax()) if n else 0
     return first if n and differ[first] else n
+
+
+def _check_namespace(namespace: object) -> None:
+    if not isinstance(namespace, Namespace) or not all(isinstance(field, str) for field in namespace):
+        raise ValueError(f"namespace={namespace!r}: give a Namespace of texts")
