@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -50,6 +50,10 @@ def run_command(config_name: str, job: Callable[[DictConfig], Any]) -> None:
 def _one_line(error: Exception, command: str) -> str:
     if (said := unknown_setting(str(error), command)) is not None:
         return said
+    if isinstance(error, OverrideParseException):
+        key, equals, value = error.override.partition("=")
+        if equals and '"' not in value:
+            return f"{error.override} cannot be read: give the value quotes of its own, '{key}=\"{value}\"'"
     text = str(error).partition("Config search path:")[0]  # which says nothing to the user
     return " ".join(text.split())
 

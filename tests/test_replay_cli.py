@@ -74,6 +74,8 @@ def run_process(folder: Path, *arguments: str, flags: tuple[str, ...] = ()) -> s
         (["mode=engine", "speed=0"], "speed=0.0: give a positive number"),
         (["mode=engine", "max_wait_seconds=-1"], "max_wait_seconds=-1.0: give seconds"),
         (["mode=engine", "hardware.dtype=int4"], "int4"),
+        (["trace=npz", "trace.path=käse.npz"], """quotes of its own, 'trace.path="käse.npz"'"""),
+        (["trace=npz", 'trace.path="käse (1), é.npz"'], "käse (1), é.npz"),
         (["hardware=abacus"], "Could not find 'hardware/abacus'"),
         (["mode=turbo"], "mode=turbo is unknown; choose one of cache, engine, worker"),
         (["memory=shared"], "memory=shared is unknown; choose one of unified, split"),
