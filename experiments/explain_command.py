@@ -67,9 +67,9 @@ def run(options: argparse.Namespace) -> str:
     rows = RequestRows(None)
     replay_cache(trace, cache, spec, rows)
     rows.close()
+    if not last:
+        raise ValueError(f"--budget-gb {options.budget_gb}: no prompt of {options.source} fits")
     if options.last:
-        if not last:
-            raise ValueError(f"{options.source}: no prompt fits the budget")
         one = last[0].as_dict()
         return json.dumps(one, indent=2) if options.json else prompt_text(one, hardware.name)
     found: dict[str, Any] = {

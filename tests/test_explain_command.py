@@ -191,3 +191,10 @@ def test_the_worker_explains_prompts_and_its_traffic(make_worker: MakeWorker) ->
     assert json.loads(json.dumps(totals[0].as_dict()))["causes"][0]["requests"] == 1
     assert not totals[1].causes
     worker.check()
+
+
+def test_a_budget_that_no_prompt_fits_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for last in ([], ["--last"]):
+        with pytest.raises(SystemExit):
+            main(["explain", "chat", "limit=3", "--budget-gb", "0.0001", *last])
+        assert "--budget-gb 0.0001: no prompt of chat fits" in capsys.readouterr().err
