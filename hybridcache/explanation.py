@@ -59,7 +59,7 @@ class Explanation:
             "cause": found,
             "text": self.text,
             "forgotten_tokens": self.forgotten_tokens,
-            "forgotten_reason": self.forgotten_reason,
+            "forgotten_reason": self.forgotten_reason if self.forgotten_tokens else None,
             "avoidable_tokens": self.avoidable_tokens,
             "seconds": self.seconds,
             "money": self.money,

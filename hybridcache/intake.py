@@ -45,7 +45,8 @@ class Intake:
         self._clock = clock
         self._fits = fits
         self._max_model_len = max_model_len
-        self._end_token_ids = end_token_ids
+        self.end_token_ids = end_token_ids
+        """The checkpoint's; may be set anew."""
         self._cache = cache
         self._ids = count()
 
@@ -76,7 +77,7 @@ class Intake:
         max_tokens = self._max_tokens(len(tokens), params)
         ends = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
-            ends |= frozenset(self._end_token_ids)
+            ends |= frozenset(self.end_token_ids)
         arrival = self._clock.now()
         answers = []
         for sample in range(params.n):

@@ -17,6 +17,7 @@ from hybridcache.sampler import Sampler
 from hybridcache.sampling_params import SamplingParams
 from hybridcache.scheduler import Scheduler, SchedulerConfig
 from hybridcache.storage import Storage
+from hybridcache.text_codec import TextCodec
 
 DEFAULT_MODEL_LEN = 32_768
 """Tokens of prompt and answer, for a model whose config states no length."""
@@ -144,11 +145,14 @@ def build_engine(
     return Engine(cache, Scheduler(cache, limits), runner, clock, Sampler())
 
 
-def exchange_weights(engine: Engine, folder: Path, load: Callable[..., LoadedModel]) -> None:
+def exchange_weights(
+    engine: Engine, folder: Path, load: Callable[..., LoadedModel], codec: TextCodec | None
+) -> GenerationConfig:
     """Go on with another checkpoint of the same geometry; all that is cached is forgotten.
 
-    ``load`` as `load_model`. Raises ValueError for another geometry, RuntimeError while requests are running
-    or waiting.
+    ``load`` as `load_model`; ``codec`` is what texts have been read with. Returns what the checkpoint says
+    about generating. Raises ValueError for another geometry, tokenizer or chat template, RuntimeError while
+    requests are running or waiting.
     """
     if engine.has_work:
         raise RuntimeError("requests are running: wait for them, or abort them, to change weights")
@@ -157,5 +161,8 @@ def exchange_weights(engine: Engine, folder: Path, load: Callable[..., LoadedMod
     loaded = load(folder, name=spec.name)
     if loaded.spec.fingerprint != spec.fingerprint:
         raise ValueError(f"{folder} has another geometry than {spec.name}: start a new worker")
+    if loaded.tokenizer is not None and codec is not None and not codec.is_of(loaded.tokenizer):
+        raise ValueError(f"{folder} has another tokenizer or chat template: start a new worker")
     engine.runner.model = loaded.model
     engine.flush()
+    return loaded.generation

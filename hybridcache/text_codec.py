@@ -62,6 +62,11 @@ class TextCodec:
         found = self._tokenizer.chat_template or ""
         return found if isinstance(found, str) else "\n".join(found.values())
 
+    def is_of(self, tokenizer: "PreTrainedTokenizerBase") -> bool:
+        """Whether ``tokenizer`` gives the same tokens, texts and chats."""
+        with self._lock:
+            return _content(self._tokenizer) == _content(tokenizer)
+
     def special_tokens(self, texts: Iterable[str]) -> dict[str, int]:
         """Those of ``texts`` that are special tokens, with their ids."""
         return {text: self._special[text] for text in texts if text in self._special}
@@ -145,6 +150,11 @@ class TextCodec:
         except TEMPLATE_ERRORS as error:
             raise ValueError(f"the chat template refuses this chat: {error}") from error
         return text
+
+
+def _content(tokenizer: "PreTrainedTokenizerBase") -> tuple[object, object]:
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.get_vocab() if fast is None else fast.to_str(), tokenizer.chat_template
 
 
 def _decoder(tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool) -> Decode:

@@ -337,12 +337,15 @@ class Worker:
         self._engine.call(lambda engine: engine.cache.check())
 
     def load_weights(self, model: str | Path) -> None:
-        """Go on with another checkpoint of the same geometry; all that is cached is forgotten.
+        """Go on with another checkpoint of the same geometry and tokenizer; all that is cached is forgotten.
 
-        Raises ValueError for another geometry, RuntimeError while requests are running or waiting.
+        End tokens and defaults are the new one's. Raises ValueError for another geometry, tokenizer or chat
+        template and for one made for fewer tokens, RuntimeError while requests are running or waiting.
         """
-        folder = checkpoint_folder(model)
-        self._engine.call(lambda engine: exchange_weights(engine, folder, self._load))
+        folder, load, codec = checkpoint_folder(model), self._load, self._codec
+        model_length(folder, self._model_len)
+        self._generation = self._engine.call(lambda engine: exchange_weights(engine, folder, load, codec))
+        self._intake.end_token_ids = self._generation.eos_token_ids
 
     def close(self) -> None:
         """End after the running step; what has not ended fails with WorkerClosed. Twice is once."""

@@ -1,16 +1,21 @@
 """What a worker keeps and shows while no step runs, and what it takes of its caller."""
 
+import json
+import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hybridcache.engine import Engine
+from hybridcache.models.presets import preset_folder
 from hybridcache.runner import ModelRunner
 from hybridcache.worker import SamplingParams
-from tests.worker_setup import GREEDY, MakeWorker, in_engine, make_worker, tokens
+from tests.worker_setup import GREEDY, MakeWorker, given, in_engine, make_worker, tokens
 
 __all__ = ["make_worker"]
 
@@ -138,3 +143,49 @@ def test_what_the_caller_does_with_its_arrays_changes_nothing(make_worker: MakeW
         np.asarray(found.prompt_token_ids)[0] = 3
     worker.check()
     assert worker.generate([tokens(60)], params)[0].num_cached_tokens == 59
+
+
+def test_new_weights_bring_their_end_tokens_and_defaults(make_worker: MakeWorker, tmp_path: Path) -> None:
+    """An answer ends, and is sampled, as that of a worker made with them."""
+    tuned = tmp_path / "tuned"
+    shutil.copytree(preset_folder("tiny"), tuned)
+    worker = make_worker()
+    params, prompt = SamplingParams(max_tokens=8, temperature=0.0), tokens(20)
+    (before,) = worker.generate([prompt], params)
+    assert before.finish_reason == "length"
+    sampling = {"eos_token_id": [2, before.token_ids[3]], "do_sample": True, "temperature": 0.5}
+    (tuned / "generation_config.json").write_text(json.dumps(sampling))
+    worker.load_weights(tuned)
+    (after,) = worker.generate([prompt], params)
+    assert after.finish_reason == "stop" and len(after.token_ids) < 4
+    assert worker.default_params.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "problem"),
+    [
+        ("chat_template.jinja", lambda text: text + " ", "another tokenizer or chat template"),
+        (
+            "tokenizer.json",
+            lambda text: text.replace("<|pad|>", "<|fill|>"),
+            "another tokenizer or chat template",
+        ),
+        (
+            "config.json",
+            lambda text: json.dumps(json.loads(text) | {"max_position_embeddings": 64}),
+            "made for 64 tokens",
+        ),
+    ],
+)
+def test_weights_that_other_texts_go_with_are_refused(
+    make_worker: MakeWorker, tmp_path: Path, file: str, change: Callable[[str], str], problem: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(preset_folder("tiny"), other)
+    (other / file).write_text(change((other / file).read_text()))
+    worker = make_worker()
+    (before,) = worker.generate([tokens(20)], GREEDY)
+    with pytest.raises(ValueError, match=problem):
+        worker.load_weights(other)
+    (after,) = worker.generate([tokens(20)], GREEDY)
+    assert given([after]) == given([before]) and after.num_cached_tokens == 19
