@@ -97,10 +97,11 @@ class TextCodec:
         with self._lock:
             return [str(self._tokenizer.decode([token])) for token in token_ids]
 
-    def text(self, token_ids: Sequence[int] | TokenIds) -> str:
-        """The text of tokens together, special tokens included."""
+    def text(self, token_ids: Sequence[int] | TokenIds, *, special: bool = True) -> str:
+        """The text of tokens together, special tokens included unless ``special`` is false."""
+        tokens = [int(token) for token in token_ids]
         with self._lock:
-            return str(self._tokenizer.decode([int(token) for token in token_ids]))
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=not special))
 
     def chat(
         self,

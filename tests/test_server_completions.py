@@ -2,15 +2,17 @@
 
 import copy
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import openai
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from hybridcache.server.logprobs import TextOffsets
 from tests.server_setup import MakeServer, make_server
 from tests.test_server_openai import EXTRA, TEXT, Client, client_of
-from tests.worker_setup import make_worker
+from tests.worker_setup import MakeWorker, make_worker
 
 __all__ = ["make_server", "make_worker"]
 
@@ -68,3 +70,42 @@ def test_echo_judges_the_prompt_alone(client: Client) -> None:
     for refused in ({"echo": False}, {"stream": True, "logprobs": None}):
         with pytest.raises(openai.BadRequestError, match="max_tokens=0"):
             client.completions.create(max_tokens=0, **settings | refused)
+
+
+def test_offsets_are_those_of_the_text(client: Client) -> None:
+    """Of characters made of several tokens, and where the first letters of a stop text are held back."""
+    prompt, stops = "Où est l'éléphant 😀? 日本語", ["the", "ment", "s ", "e"]
+    settings: Any = {"model": "tiny", "max_tokens": 24, "logprobs": 0, "extra_body": EXTRA}
+    judged = client.completions.create(prompt=prompt, echo=True, **settings).choices[0]
+    assert judged.logprobs is not None
+    tokens, offsets = judged.logprobs.tokens or [], judged.logprobs.text_offset or []
+    whole = [index for index, token in enumerate(tokens) if "\N{REPLACEMENT CHARACTER}" not in token]
+    assert 10 < len(whole) < len(tokens)
+    assert all(judged.text.startswith(tokens[index], offsets[index]) for index in whole)
+    assert offsets == sorted(offsets)
+    held = 0
+    for stop in stops:
+        plain = client.completions.create(prompt=prompt, stop=[stop, "\x00"], **settings).choices[0]
+        assert plain.logprobs is not None
+        told: list[int] = []
+        characters = 0
+        for part in client.completions.create(prompt=prompt, stop=[stop, "\x00"], stream=True, **settings):
+            (choice,) = part.choices
+            if choice.logprobs is not None and choice.logprobs.text_offset:
+                held += choice.logprobs.text_offset[0] != characters
+                told += choice.logprobs.text_offset
+            characters += len(choice.text)
+        assert told == plain.logprobs.text_offset
+    assert held, "no part's text began elsewhere than its tokens"
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2, 3, 4], list(range(1, 40))])
+def test_offsets_of_tokens_that_come_in_parts(make_worker: MakeWorker, cuts: list[int]) -> None:
+    codec = make_worker().codec
+    text = "a 😀😀 é日本 b\n\nword 👩‍👩‍👧 z"
+    tokens = codec.encode(text)
+    places, found = TextOffsets(codec), []
+    for start, stop in pairwise(sorted({0, *(cut for cut in cuts if cut < len(tokens)), len(tokens)})):
+        found += places.place(tokens[start:stop])
+    right = [len(codec.text(tokens[:n]).rstrip("\N{REPLACEMENT CHARACTER}")) for n in range(len(tokens))]
+    assert found == right

@@ -12,7 +12,7 @@ from hybridcache.request_output import Sample
 from hybridcache.server.answers import Answers, Part
 from hybridcache.server.completion_body import CompletionBody
 from hybridcache.server.errors import ApiError
-from hybridcache.server.logprobs import completion_logprobs
+from hybridcache.server.logprobs import TextOffsets, completion_logprobs
 from hybridcache.server.models_list import ServedModels
 from hybridcache.server.reply import Reply
 from hybridcache.text_codec import TextCodec
@@ -31,8 +31,10 @@ class CompletionReply(Reply):
         self._judges_only = body.judges_only
         prompts: Sequence[str | list[int]] = body.prompts() if body.echo else ()
         self._echo = [prompt if isinstance(prompt, str) else codec.text(prompt) for prompt in prompts]
-        self._given: dict[int, int] = {}
-        """Characters given in parts so far, by answer."""
+        self._texts = [isinstance(prompt, str) for prompt in prompts]
+        """Whether a prompt is echoed as the text that it was, which has no special tokens."""
+        self._told: dict[int, TextOffsets] = {}
+        """Of the tokens told in parts so far, by answer; text may come before or after its tokens."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         if self._judges_only:
@@ -44,20 +46,24 @@ class CompletionReply(Reply):
         if self._logprobs:
             judged = output.prompt_logprobs if self._echo else None
             choices = [*(judged or ()), *(sample.logprobs or ())]
-            tokens = [*(output.prompt_token_ids if judged else ()), *sample.token_ids]
-            logprobs = completion_logprobs(tokens, choices, self._codec, 0)
+            asked = [*(output.prompt_token_ids if judged else ())]
+            places = TextOffsets(self._codec)
+            offsets = places.place(asked, special=not (self._texts and self._texts[prompt]))
+            offsets += places.place(sample.token_ids)
+            logprobs = completion_logprobs([*asked, *sample.token_ids], choices, self._codec, offsets)
         return {"text": self._echoed(prompt) + (sample.text or ""), "logprobs": logprobs}
 
     def delta(self, part: Part) -> dict[str, Any] | None:
         chunk = part.chunk
-        at = self._given.get(part.choice)
-        text = chunk.text if at is not None else self._echoed(part.prompt) + chunk.text
+        first = part.choice not in self._told
+        text = self._echoed(part.prompt) + chunk.text if first else chunk.text
         if not text and not chunk.logprobs and chunk.finish_reason is None:
             return None
-        self._given[part.choice] = (at or 0) + len(text)
+        places = self._told.setdefault(part.choice, TextOffsets(self._codec))
         logprobs = None
         if self._logprobs:
-            logprobs = completion_logprobs(chunk.token_ids, chunk.logprobs, self._codec, at or 0)
+            offsets = places.place(chunk.token_ids)
+            logprobs = completion_logprobs(chunk.token_ids, chunk.logprobs, self._codec, offsets)
         return {"text": text, "logprobs": logprobs}
 
     def _echoed(self, prompt: int) -> str:

@@ -8,25 +8,54 @@ from hybridcache.text_codec import TextCodec
 
 LEAST = -9999.0
 """Stands for minus infinity, which JSON has not."""
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What a part of a character is read as."""
+MOST_BYTES = 4
+"""Of a character, and so tokens."""
+
+
+class TextOffsets:
+    """Where tokens begin in their text, while they come.
+
+    A character may be made of several tokens, and a token's own text may lack a space that it has among
+    others: so each is read together with those before it, since the last whole character.
+    """
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._read: list[int] = []
+        """The latest tokens that end with a whole character."""
+        self._open: list[int] = []
+        """Those since."""
+        self._text = ""
+        """Of all these, and where it begins."""
+        self._start = 0
+
+    def place(self, token_ids: Sequence[int], *, special: bool = False) -> list[int]:
+        """The first character of each; ``special``: of a text that special tokens are part of."""
+        offsets = []
+        for token in token_ids:
+            self._open.append(token)
+            before, text = self._text, self._codec.text([*self._read, *self._open], special=special)
+            goes_on = len(text) > len(before) and text.startswith(before)
+            offsets.append(self._start + len(before if goes_on else before.rstrip(INCOMPLETE)))
+            self._text = text
+            if not text.endswith(INCOMPLETE) or len(self._open) == MOST_BYTES:
+                self._read, self._open = self._open, []
+                self._text = self._codec.text(self._read, special=special)
+                self._start += len(text) - len(self._text)
+        return offsets
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], choices: Sequence[Choice | None], codec: TextCodec, offset: int
+    token_ids: Sequence[int], choices: Sequence[Choice | None], codec: TextCodec, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """The form of /v1/completions; a choice a token, None for a prompt's first.
-
-    ``offset`` is the first token's first character in the answer.
-    """
-    texts = codec.texts(token_ids)
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    """The form of /v1/completions; a choice a token, None for a prompt's first; an offset a token."""
     return {
-        "tokens": texts,
+        "tokens": codec.texts(token_ids),
         "token_logprobs": [None if choice is None else _finite(choice.logprob) for choice in choices],
         "top_logprobs": [None if choice is None else _tops(choice, codec) for choice in choices],
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 
@@ -51,7 +80,7 @@ def _tops(choice: Choice, codec: TextCodec) -> dict[str, float]:
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    whole = "\N{REPLACEMENT CHARACTER}" not in text
+    whole = INCOMPLETE not in text
     return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if whole else None}
 
 
