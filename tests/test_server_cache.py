@@ -51,7 +51,8 @@ def test_the_picture_is_the_tree(make_server: MakeServer) -> None:
     assert (found["eviction"], found["admission"]) == ("lru", "branch_final_prompt")
     assert [node["id"] for node in get(server, limit=3)["nodes"]] == [node["id"] for node in nodes[:3]]
     for limit in (0, 10**9, "x"):
-        assert http.get(f"{server.url}/cache", params={"limit": limit}).status_code == 400
+        answer = http.get(f"{server.url}/cache", params={"limit": limit})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "limit"
 
 
 def test_what_would_go_next_goes_next(make_server: MakeServer) -> None:

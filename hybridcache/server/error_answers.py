@@ -40,7 +40,7 @@ class ErrorAnswers:
         assert isinstance(error, RequestValidationError)
         # Of a field that may be of several types, what is wrong with the one that it is most alike.
         first = max(error.errors(), key=lambda found: len(found["loc"]))
-        path = [str(part) for part in first["loc"] if part != "body"]
+        path = [str(part) for part in first["loc"][1:]]
         if first["type"] == "json_invalid":
             message, path = f"the body is no JSON text: {first['ctx']['error']} at character {path[0]}", []
         elif path:
