@@ -219,6 +219,9 @@ def test_azure_errors_name_line_and_column(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"line 1: column 'TIMESTAMP' is missing \(the file has: a, b\)"):
         open_trace("azure", path=str(path))
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens\n2024-05-10 00:00:00,1,2,3\n")
+    with pytest.raises(ValueError, match="line 1: column 'ContextTokens' comes twice"):
+        open_trace("azure", path=str(path))
 
 
 HALF = json.dumps("half a character: " + chr(0xD800))

@@ -87,6 +87,8 @@ class AzureTrace:
             if name not in header:
                 known = ", ".join(header) or "nothing"
                 raise ValueError(f"{self._path}, line 1: column '{name}' is missing (the file has: {known})")
+            if header.count(name) > 1:
+                raise ValueError(f"{self._path}, line 1: column '{name}' comes twice; keep one of them")
             places.append(header.index(name))
         first = last = 0.0
         for row in rows:
