@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from hybridcache.experiments.capacity_curve import Checked, Curve, Plan, estimate_curve
+from hybridcache.experiments.capacity_curve import Checked, Curve, Plan, Policies, estimate_curve
 from hybridcache.experiments.capacity_figure import draw_curve
 from hybridcache.experiments.capacity_settings import CapacitySettings
 from hybridcache.experiments.command import run_command
@@ -19,10 +19,10 @@ from hybridcache.experiments.replay_settings import ReplaySettings
 from hybridcache.experiments.request_rows import RequestRows
 from hybridcache.experiments.run import build_parts, plain_json, resolved
 from hybridcache.experiments.run_folder import check_free
-from hybridcache.experiments.session_sample import sample_sessions
+from hybridcache.experiments.trace_sample import sample_trace
 from hybridcache.experiments.traces.open import open_trace
-from hybridcache.experiments.watched_cache import WatchedCache
 from hybridcache.policies.build import build_admission, build_eviction
+from hybridcache.prefix_cache import PrefixCache
 from hybridcache.spec import ModelSpec
 from hybridcache.weight_counts import WeightCounts
 
@@ -65,12 +65,15 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     settings = ReplaySettings.from_config({**values, "mode": "cache"})
     spec, _, _ = build_parts(settings)
 
-    def make_cache(budget_bytes: float) -> WatchedCache:
-        return WatchedCache(
+    def make_policies() -> Policies:
+        return Policies(build_eviction(**settings.eviction), build_admission(**settings.admission))
+
+    def make_cache(budget_bytes: float, policies: Policies) -> PrefixCache:
+        return PrefixCache(
             spec,
             budget_bytes=int(budget_bytes),
-            eviction=build_eviction(**settings.eviction),
-            admission=build_admission(**settings.admission),
+            eviction=policies.eviction,
+            admission=policies.admission,
             block_size=settings.block_size,
             memory=settings.memory,
             kv_fraction=settings.kv_fraction,
@@ -79,15 +82,15 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
 
     start = process_time()
     trace = open_trace(**settings.trace)
-    sample = sample_sessions(trace, asked.group, settings.seed)
-    curve = estimate_curve(sample, spec, make_cache, asked.budgets)
+    sample = sample_trace(trace, spec, asked.group, settings.seed)
+    curve = estimate_curve(sample, spec, make_policies, make_cache, asked.budgets)
     seconds = process_time() - start
     checked = None
     if asked.check:
         start, rates = process_time(), []
         for budget in curve.budgets:
             rows = RequestRows(None)
-            replay_cache(open_trace(**settings.trace), make_cache(budget), spec, rows)
+            replay_cache(open_trace(**settings.trace), make_cache(budget, make_policies()), spec, rows)
             rows.close()
             rates.append(rows.totals.token_hit_rate)
         checked = Checked(rates, process_time() - start)

@@ -16,14 +16,14 @@ from functools import partial
 
 import matplotlib.pyplot as plt
 
-from hybridcache.experiments.capacity_curve import estimate_curve
+from hybridcache.experiments.capacity_curve import Policies, estimate_curve
 from hybridcache.experiments.describe import as_text, describe
 from hybridcache.experiments.policy_style import policy_styles
-from hybridcache.experiments.session_sample import sample_sessions
 from hybridcache.experiments.trace_command import model_of
+from hybridcache.experiments.trace_sample import sample_trace
 from hybridcache.experiments.traces.open import open_trace
-from hybridcache.experiments.watched_cache import WatchedCache
 from hybridcache.policies.build import build_admission, build_eviction
+from hybridcache.prefix_cache import PrefixCache
 
 spec = model_of("nvidia_hybrid_7b")
 trace = open_trace("agent", limit=300)  # yours: open_trace("npz", path="mine.npz")
@@ -38,20 +38,22 @@ print(as_text(describe(trace, spec, admission)))
 
 
 # %%
-def make_cache(budget_bytes: float, eviction: str = "reuse_rate") -> WatchedCache:
+def make_policies(eviction: str) -> Policies:
+    """New ones, which have learnt nothing yet."""
+    return Policies(build_eviction(eviction), build_admission("branch_and_final"))
+
+
+def make_cache(budget_bytes: float, policies: Policies) -> PrefixCache:
     """A cache of so many bytes."""
-    return WatchedCache(
-        spec,
-        budget_bytes=int(budget_bytes),
-        eviction=build_eviction(eviction),
-        admission=build_admission("branch_and_final"),
+    return PrefixCache(
+        spec, budget_bytes=int(budget_bytes), eviction=policies.eviction, admission=policies.admission
     )
 
 
-sample = sample_sessions(trace)
+sample = sample_trace(trace, spec)
 budgets = [gb * 1e9 for gb in (2, 4, 8, 16, 32)]
 curves = {
-    name: estimate_curve(sample, spec, partial(make_cache, eviction=name), budgets)
+    name: estimate_curve(sample, spec, partial(make_policies, name), make_cache, budgets)
     for name in ("lru", "reuse_rate")
 }
 
@@ -75,7 +77,7 @@ for name, curve in curves.items():
 
 # %% [markdown]
 # Below the bend every gigabyte is felt, above it hardly any. A better policy moves the bend to the left: it
-# is memory that you need not buy. On large traces `sample_sessions` keeps one session in up to 16 and the
+# is memory that you need not buy. On large traces `sample_trace` keeps one session in up to 16 and the
 # same curve costs a tenth of the time; `python -m hybridcache.experiments.capacity` does all of this from the
 # command line, with the memory that several GPUs leave beside the model's weights.
 #
