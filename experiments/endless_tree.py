@@ -13,6 +13,8 @@ from hybridcache.tokens import TOKEN_BYTES, TokenIds
 from hybridcache.tree import RadixTree
 
 CHUNK_TOKENS = 16
+MOST_TIPS = 8
+"""A session with more parallel paths may count again where it has been before."""
 
 _NOW = 0.0  # seconds; nothing expires
 _SLOT = 0  # of every checkpoint: only whether there is one matters
@@ -41,12 +43,12 @@ class EndlessTree:
         self._tree = RadixTree(0, recurrent)
         self._root = self._tree.root(Namespace(""))
         self._sessions: dict[Node, int] = {}
-        self._ends: dict[int, Node] = {}
-        """Of each session's last request."""
+        self._tips: dict[int, list[Node]] = {}
+        """Of each session: where its paths end that it does not go on from, the last ``MOST_TIPS``."""
 
     @property
     def num_sessions(self) -> int:
-        return len(self._ends)
+        return len(self._tips)
 
     def add(self, request: TraceRequest) -> Seen:
         """Match and insert: ::
@@ -55,7 +57,7 @@ class EndlessTree:
                              in the tree, up to a      split here;  appended
                              checkpoint                a checkpoint
         """
-        path = chunk_hashes(request.tokens).tobytes()
+        path = chunk_hashes(request.tokens[:-1]).tobytes()  # the last token is never computed
         length, usable = len(path) // TOKEN_BYTES, (request.num_prompt - 1) // CHUNK_TOKENS
         match = self._tree.match(self._root, path, _NOW)
         matched, node = match.matched, match.node
@@ -95,24 +97,32 @@ class EndlessTree:
         return node.stop
 
     def _count(self, session: int, end: Node) -> None:
-        """Count ``session`` on the path to ``end``, where none of its paths was before."""
-        node, known = end, self._ends.get(session, self._root)
-        while node is not known:
-            if node.stop >= known.stop:
-                self._sessions[node] += 1
-                assert node.parent is not None, (node, known)
-                node = node.parent
-            else:
-                assert known.parent is not None, (node, known)
-                known = known.parent
-        self._ends[session] = end
+        """Count ``session`` on the path to ``end``, from where it leaves the session's other paths."""
+        tips = self._tips.setdefault(session, [])
+        joints = [_joint(end, tip) for tip in tips]
+        known = max((joint.stop for joint in joints), default=0)
+        node = end
+        while node.parent is not None and node.stop > known:
+            self._sessions[node] += 1
+            node = node.parent
+        others = [tip for tip, joint in zip(tips, joints, strict=True) if joint is not tip]
+        self._tips[session] = [*others, end][-MOST_TIPS:]
+
+
+def _joint(a: Node, b: Node) -> Node:
+    """The deepest node on the paths to both."""
+    while a is not b:
+        deeper = a if a.stop >= b.stop else b
+        assert deeper.parent is not None, (a, b)
+        a, b = (deeper.parent, b) if deeper is a else (a, deeper.parent)
+    return a
 
 
 def chunk_hashes(tokens: TokenIds) -> NDArray[np.uint32]:
     """A hash of each whole chunk [n // 16] of ``tokens`` [n]."""
     count = len(tokens) // CHUNK_TOKENS
     pairs = np.ascontiguousarray(tokens[: count * CHUNK_TOKENS]).view(np.uint64)
-    mixed: NDArray[np.uint64] = pairs.reshape(count, -1) @ _FACTORS
+    mixed: NDArray[np.uint64] = pairs.reshape(count, len(_FACTORS)) @ _FACTORS
     mixed ^= mixed >> np.uint64(29)
     mixed *= _MIX
     return (mixed >> np.uint64(32)).astype(np.uint32)

@@ -25,7 +25,9 @@ LEAST_SESSIONS = 150
 """Sessions that are kept, where there are so many: fewer say too little."""
 SHARED_BY = 16
 """Times the group: what so many sessions begin with is common. The sample has it from as many as this."""
-NUM_DEALS = 4
+NUM_DEALS = 16
+BALANCE = 0.2
+"""Points of hit rate that a hand is charged for each point that its load is off."""
 _GRID = np.linspace(0.025, 0.975, 39)  # of what is hit in the whole trace: where curves are compared
 
 Floats = NDArray[np.float64]
@@ -92,9 +94,10 @@ class _Facts(NamedTuple):
 def sample_trace(trace: Trace, spec: ModelSpec, group: int | None = None, seed: int = 0) -> TraceSample:
     """One family in ``group`` (None: as many as leave enough sessions; 1: all), in two passes.
 
-    Families are dealt into ``group`` hands, so that each hand has the trace's load at all times and its
-    sizes; of ``NUM_DEALS`` deals the hand stays whose hits under LRU, by bytes, are nearest to the mean of
-    all hands. Holds the trace's distinct chunks (see EndlessTree), some numbers a request, and the sample.
+    Families are dealt into ``group`` hands, each of which so has the trace's load at all times; of
+    ``NUM_DEALS`` deals the hand stays that stands best for all: its curve of hits under LRU is near the mean
+    of all hands, and so are its load and its reuse. Holds the trace's distinct chunks (see EndlessTree), some
+    numbers a request, and the sample.
     """
     tree = EndlessTree(spec.checkpoint_bytes > 0)
     ends: list[Node] = []
@@ -148,36 +151,36 @@ def _typical_hand(facts: _Facts, spec: ModelSpec, group: int, seed: int) -> NDAr
     order = np.argsort(distances)
     hits = np.cumsum(facts.own_hit[order])
     grid = distances[order][np.searchsorted(hits, _GRID * hits[-1])]
-    hands, curves = [], []
+    hands, curves, loads = [], [], []
     generator = np.random.default_rng(seed)
     for _ in range(NUM_DEALS):
-        hand = _deal(facts, group, generator)[facts.family]
-        for number in range(group):
-            places = np.flatnonzero(hand == number)
-            if not len(places):
-                continue
-            held = facts.of(places)
-            hands.append(places)
-            curves.append(_lru_curve(held, spec, _rate(held, facts) * grid))
-    differences = np.array(curves) - np.mean(curves, axis=0)
-    return hands[int(np.argmin(np.square(differences).sum(axis=1)))]
+        hand = _deal(int(facts.family.max()) + 1, group, generator)[facts.family]
+        for places in (np.flatnonzero(hand == number) for number in range(group)):
+            if len(places):
+                held = facts.of(places)
+                hands.append(places)
+                curves.append(_lru_curve(held, spec, _rate(held, facts) * grid))
+                loads.append(_loads(held, spec))
+    curve_errors = np.array(curves) - np.mean(curves, axis=0)
+    load_errors = np.array(loads) / np.maximum(np.mean(loads, axis=0), 1.0) - 1.0
+    errors = np.square(curve_errors).mean(axis=1) + BALANCE**2 * np.square(load_errors).mean(axis=1)
+    return hands[int(np.argmin(errors))]
 
 
-def _deal(facts: _Facts, group: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """The hand [families] of each family.
+def _deal(num_families: int, group: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """The hand [families] of each family: of ``group`` that begin one after the other each hand gets one."""
+    hands = [generator.permutation(group) for _ in range(-(-num_families // group))]
+    return np.concatenate(hands)[:num_families]
 
-    Of group x group families that begin one after the other, and of the ``group`` that are alike in size
-    there, each hand gets one.
-    """
-    sizes = np.bincount(facts.family, facts.own_input)
-    hand = np.empty(len(sizes), np.int64)
-    window = group * group
-    for start in range(0, len(sizes), window):
-        by_size = start + np.argsort(sizes[start : start + window], kind="stable")
-        for first in range(0, len(by_size), group):
-            alike = by_size[first : first + group]
-            hand[alike] = generator.permutation(group)[: len(alike)]
-    return hand
+
+def _loads(facts: _Facts, spec: ModelSpec) -> tuple[float, ...]:
+    """Requests; input tokens beyond the common texts, and those of them that an endless cache hits; bytes."""
+    return (
+        float(len(facts.input)),
+        float(facts.own_input.sum()),
+        float(facts.own_hit.sum()),
+        float(_new_bytes(facts, spec).sum()),
+    )
 
 
 def _lru_curve(facts: _Facts, spec: ModelSpec, budgets: Floats) -> Floats:
@@ -196,14 +199,18 @@ def _rate(sampled: _Facts, facts: _Facts) -> float:
 
 def _distances(facts: _Facts, spec: ModelSpec) -> Floats:
     """Stack distances [n] of the requests' families, bytes beyond the common texts."""
-    new = np.maximum(facts.length - np.maximum(facts.hit, facts.common), 0.0) * spec.kv_bytes_per_token
-    new += spec.checkpoint_bytes
-    sizes, held = array("d"), np.zeros(int(facts.family.max()) + 1).tolist()
+    sizes, held = array("d"), [0.0] * (int(facts.family.max()) + 1)
     items = facts.family.tolist()
-    for item, size in zip(items, new.tolist(), strict=True):
-        held[item] += size
+    for item, new in zip(items, _new_bytes(facts, spec).tolist(), strict=True):
+        held[item] += new
         sizes.append(held[item])
     return stack_distances(items, sizes)
+
+
+def _new_bytes(facts: _Facts, spec: ModelSpec) -> Floats:
+    """What each request [n] adds to an endless cache beyond the common texts: KV and a checkpoint."""
+    tokens = facts.length - np.maximum(facts.hit, facts.common)
+    return np.maximum(tokens, 0.0) * spec.kv_bytes_per_token + spec.checkpoint_bytes
 
 
 def _ratio(share: float, of_sample: float) -> float:

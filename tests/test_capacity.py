@@ -16,8 +16,6 @@ from hybridcache.experiments.capacity_curve import Curve, Plan
 from hybridcache.experiments.capacity_figure import draw_curve
 from hybridcache.experiments.capacity_settings import CapacitySettings
 from hybridcache.experiments.run import resolved
-from hybridcache.experiments.session_sample import sample_sessions
-from hybridcache.experiments.traces.open import open_trace
 from hybridcache.spec import ModelSpec
 
 Values = dict[str, Any]
@@ -29,27 +27,6 @@ def capacity() -> Iterator[Callable[..., Values]]:
     GlobalHydra.instance().clear()
     with initialize_config_module("hybridcache.conf", version_base="1.3"):
         yield lambda *overrides: resolved(compose("capacity", list(overrides)))
-
-
-def test_the_sample_is_whole_sessions_all_along_the_trace() -> None:
-    trace = open_trace(
-        "chat", requests=4_000, sessions_per_second=5.0, answer_tokens=20.0, system_tokens=40.0
-    )
-    requests = list(trace)
-    sample = sample_sessions(trace, group=8)
-    kept = {request.session for request in sample.requests}
-    assert len(kept) == sample.num_sampled
-    assert sample.num_sessions == len({request.session for request in requests})
-    assert sample.num_sampled == pytest.approx(sample.num_sessions / 8, abs=2)
-    assert [r.arrival for r in sample.requests] == [r.arrival for r in requests if r.session in kept]
-    # As much at each time, and sessions of all sizes: the tokens are nearly in proportion too.
-    assert sample.rate == pytest.approx(1 / 8, rel=0.15)
-    for start in range(0, 4_000, 1_000):
-        here = {request.session for request in requests[start : start + 1_000]}
-        assert len(here & kept) == pytest.approx(len(here) / 8, rel=0.25)
-    assert sample_sessions(trace, group=8, seed=1).requests[0].session != sample.requests[0].session or (
-        {r.session for r in sample_sessions(trace, group=8, seed=1).requests} != kept
-    )
 
 
 def test_all_sessions_give_the_replays_themselves(capacity: Callable[..., Values]) -> None:
@@ -138,7 +115,7 @@ def test_bad_settings(capacity: Callable[..., Values], override: str, problem: s
 def test_settings_are_checked_before_anything_is_replayed(
     capacity: Callable[..., Values], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hybridcache.experiments.capacity.sample_sessions", None)
+    monkeypatch.setattr("hybridcache.experiments.capacity.sample_trace", None)
     with pytest.raises(ValueError, match=r"capacity\.reserve"):
         make_plan(capacity("capacity.reserve=2"))
     with pytest.raises(TypeError), pytest.warns(UserWarning, match="mode=engine is ignored"):
