@@ -19,9 +19,6 @@ _HIT = list(COLUMNS).index("hit_tokens")
 
 NUM_BUDGETS = 12
 _SMALLEST, _LARGEST = 1 / 256, 1 / 2  # budgets, as parts of all that is ever stored
-RUNNING = 1.5
-"""Requests of mean size whose bytes do not shrink with the sample: the one that runs, and half a request that
-is cut, or goes, whole though less room was asked for. Measured: of 1, 1.5 and 2 the least biased."""
 _AS_GOOD = 0.002  # of the input: common texts that hit so nearly what they can need no replay of their own
 
 
@@ -109,8 +106,9 @@ def estimate_curve(
     """
     replays = _Replays(sample, make_policies, make_cache)
     endless = replays.run(UNBOUNDED_BYTES)
-    length = float(np.mean([len(request.tokens) for request in sample.requests]))
-    running = RUNNING * (length * spec.kv_bytes_per_token + spec.checkpoint_bytes)
+    # Hits are counted in tokens, and a token is met in a long request more often than in a short one.
+    lengths = np.array([len(request.tokens) for request in sample.requests], np.float64)
+    running = float(np.average(lengths, weights=lengths)) * spec.kv_bytes_per_token + spec.checkpoint_bytes
     common = sample.common_tokens * spec.kv_bytes_per_token
     common += sample.common_checkpoints * spec.checkpoint_bytes
     stored = max(endless.kept - common, 0.0) / sample.rate + common

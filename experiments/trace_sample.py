@@ -19,13 +19,15 @@ from hybridcache.experiments.traces.request import Trace, TraceRequest
 from hybridcache.node import Node
 from hybridcache.spec import ModelSpec
 
-MOST_GROUP = 16
+MOST_GROUP = 12
 """Families of which one is kept, at most."""
 LEAST_SESSIONS = 150
 """Sessions that are kept, where there are so many: fewer say too little."""
 SHARED_BY = 16
 """Times the group: what so many sessions begin with is common. The sample has it from as many as this."""
 NUM_DEALS = 16
+MOST_HELD = 64_000_000
+"""Tokens of a whole trace that are held, to spare the second pass."""
 BALANCE = 0.2
 """Points of hit rate that a hand is charged for each point that its load is off."""
 _GRID = np.linspace(0.025, 0.975, 39)  # of what is hit in the whole trace: where curves are compared
@@ -92,20 +94,27 @@ class _Facts(NamedTuple):
 
 
 def sample_trace(trace: Trace, spec: ModelSpec, group: int | None = None, seed: int = 0) -> TraceSample:
-    """One family in ``group`` (None: as many as leave enough sessions; 1: all), in two passes.
+    """One family in ``group`` (None: as many as leave enough sessions; 1: all), in two passes at most.
 
     Families are dealt into ``group`` hands, each of which so has the trace's load at all times; of
     ``NUM_DEALS`` deals the hand stays that stands best for all: its curve of hits under LRU is near the mean
     of all hands, and so are its load and its reuse. Holds the trace's distinct chunks (see EndlessTree), some
-    numbers a request, and the sample.
+    numbers a request, and the sample; of a short trace (``MOST_HELD``) all, for a time.
     """
     tree = EndlessTree(spec.checkpoint_bytes > 0)
     ends: list[Node] = []
     numbers = array("q")  # session, input tokens, hit and length of each request
+    held: list[TraceRequest] = []
+    num_tokens = 0
     for request in trace:
         hit, end = tree.add(request)
         ends.append(end)
         numbers.extend((request.session, request.num_prompt, hit, len(request.tokens)))
+        num_tokens += len(request.tokens)
+        if num_tokens <= MOST_HELD:
+            held.append(request)
+        else:
+            held.clear()
     if group is None:
         group = min(max(tree.num_sessions // LEAST_SESSIONS, 1), MOST_GROUP)
     facts = _facts(tree, ends, np.frombuffer(numbers, np.int64).reshape(-1, 4), SHARED_BY * group)
@@ -114,7 +123,7 @@ def sample_trace(trace: Trace, spec: ModelSpec, group: int | None = None, seed: 
     chosen = np.arange(len(facts.input)) if group == 1 else _typical_hand(facts, spec, group, seed)
     kept = np.zeros(len(facts.input), bool)
     kept[chosen] = True
-    requests = [request for request, keep in zip(trace, kept.tolist(), strict=True) if keep]
+    requests = [request for request, keep in zip(held or trace, kept.tolist(), strict=True) if keep]
     sampled = facts.of(chosen)
     again = EndlessTree(spec.checkpoint_bytes > 0)
     alone = sampled._replace(hit=np.array([again.add(request).hit for request in requests], np.float64))
@@ -209,8 +218,8 @@ def _distances(facts: _Facts, spec: ModelSpec) -> Floats:
 
 def _new_bytes(facts: _Facts, spec: ModelSpec) -> Floats:
     """What each request [n] adds to an endless cache beyond the common texts: KV and a checkpoint."""
-    tokens = facts.length - np.maximum(facts.hit, facts.common)
-    return np.maximum(tokens, 0.0) * spec.kv_bytes_per_token + spec.checkpoint_bytes
+    tokens: Floats = np.maximum(facts.length - np.maximum(facts.hit, facts.common), 0.0)
+    return tokens * float(spec.kv_bytes_per_token) + float(spec.checkpoint_bytes)
 
 
 def _ratio(share: float, of_sample: float) -> float:
