@@ -19,6 +19,8 @@ _HIT = list(COLUMNS).index("hit_tokens")
 
 NUM_BUDGETS = 12
 _SMALLEST, _LARGEST = 1 / 256, 1 / 2  # budgets, as parts of all that is ever stored
+_EVEN = 0.04
+"""Of the input: between two budgets whose hit rates differ by no more, the rest is not replayed."""
 _AS_GOOD = 0.002  # of the input: common texts that hit so nearly what they can need no replay of their own
 
 
@@ -97,7 +99,7 @@ def estimate_curve(
     make_cache: MakeCache,
     budgets: Sequence[float] | None = None,
 ) -> Curve:
-    """Replay the sample through an infinite cache, and through one for each budget (bytes; None: 12 of them).
+    """Replay the sample, infinite cache and budgets (bytes; None: 12 of them), as far as needed.
 
     A budget B of the trace is rate x (B - fixed) + fixed of the sample's, where the requests that run and the
     common texts are fixed. That is so for what sessions reuse of their own. A common text is used by fewer
@@ -116,16 +118,35 @@ def estimate_curve(
         least = max(_SMALLEST * stored, 2 * (running + common))
         budgets = np.geomspace(least, max(_LARGEST * stored, 2 * least), NUM_BUDGETS).tolist()
     bound = min(sample.own_scale * endless.own + sample.common_scale * endless.common, 1.0)
-    rates = []
-    # From the largest to the smallest: what policies know of one they need at the next.
-    for budget in sorted(budgets, reverse=True):
+
+    def rate_at(budget: float) -> float:
         fixed = min(running + common, budget)
         found = replays.run(sample.rate * (budget - fixed) + fixed)
         within = found.common
         if within < endless.common - _AS_GOOD and not sample.whole:
             within = endless.common if budget >= endless.kept else replays.run(budget).common
-        rates.append(min(sample.own_scale * found.own + sample.common_scale * within, bound))
-    return Curve(sorted(budgets), rates[::-1], bound, stored)
+        return min(sample.own_scale * found.own + sample.common_scale * within, bound)
+
+    ascending = sorted(budgets)
+    even = 0.0 if sample.whole else _EVEN
+    return Curve(ascending, _by_halves(ascending, rate_at, even), bound, stored)
+
+
+def _by_halves(budgets: Sequence[float], rate_at: Callable[[float], float], even: float) -> list[float]:
+    """The rates at ascending budgets: replayed at both ends, and halfway between any two that differ by more
+    than ``even``; on a line over the logarithm of the budget elsewhere."""
+    last = len(budgets) - 1
+    known = {place: rate_at(budgets[place]) for place in (last, 0)}
+    spans = [(0, last)]
+    while spans:
+        low, high = spans.pop()
+        if high - low > 1 and (not even or abs(known[high] - known[low]) > even):
+            middle = (low + high) // 2
+            known[middle] = rate_at(budgets[middle])
+            spans += [(low, middle), (middle, high)]
+    places = sorted(known)
+    rates = np.interp(np.log(budgets), np.log([budgets[k] for k in places]), [known[k] for k in places])
+    return [known.get(place, rate) for place, rate in enumerate(rates.tolist())]
 
 
 class _Found(NamedTuple):

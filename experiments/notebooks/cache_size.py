@@ -77,7 +77,7 @@ for name, curve in curves.items():
 
 # %% [markdown]
 # Below the bend every gigabyte is felt, above it hardly any. A better policy moves the bend to the left: it
-# is memory that you need not buy. On large traces `sample_trace` keeps one session in up to 16 and the
+# is memory that you need not buy. On large traces `sample_trace` keeps one session in up to 12 and the
 # same curve costs a tenth of the time; `python -m hybridcache.experiments.capacity` does all of this from the
 # command line, with the memory that several GPUs leave beside the model's weights.
 #
