@@ -120,7 +120,7 @@ def estimate_curve(
     bound = min(sample.own_scale * endless.own + sample.common_scale * endless.common, 1.0)
 
     def rate_at(budget: float) -> float:
-        fixed = min(running + common, budget)
+        fixed = budget if sample.whole else min(running + common, budget)
         found = replays.run(sample.rate * (budget - fixed) + fixed)
         within = found.common
         if within < endless.common - _AS_GOOD and not sample.whole:
@@ -136,7 +136,7 @@ def _by_halves(budgets: Sequence[float], rate_at: Callable[[float], float], even
     """The rates at ascending budgets: replayed at both ends, and halfway between any two that differ by more
     than ``even``; on a line over the logarithm of the budget elsewhere."""
     last = len(budgets) - 1
-    known = {place: rate_at(budgets[place]) for place in (last, 0)}
+    known = {place: rate_at(budgets[place]) for place in dict.fromkeys((last, 0))}
     spans = [(0, last)]
     while spans:
         low, high = spans.pop()

@@ -155,6 +155,9 @@ def test_budgets_between_two_that_hit_alike_need_no_replay() -> None:
     assert len(made) == 3
     assert curve.rates == pytest.approx([curve.bound] * 4)
     made.clear()
+    estimate_curve(sample, spec, make_policies, make_cache, [400e9])
+    assert len(made) == 2, "one budget, one replay, beside the infinite one"
+    made.clear()
     steep = estimate_curve(sample, spec, make_policies, make_cache, [0.5e9, 1e9, 2e9, 400e9])
     assert len(made) >= 5
     assert steep.rates[0] < steep.rates[2] <= steep.rates[3]
