@@ -21,6 +21,7 @@ NUM_BUDGETS = 12
 _SMALLEST, _LARGEST = 1 / 256, 1 / 2  # budgets, as parts of all that is ever stored
 _EVEN = 0.04
 """Of the input: between two budgets whose hit rates differ by no more, the rest is not replayed."""
+_LITTLE = 0.02  # of the input: hits that are worth no replay of their own
 _AS_GOOD = 0.002  # of the input: common texts that hit so nearly what they can need no replay of their own
 
 
@@ -104,7 +105,8 @@ def estimate_curve(
     A budget B of the trace is rate x (B - fixed) + fixed of the sample's, where the requests that run and the
     common texts are fixed. That is so for what sessions reuse of their own. A common text is used by fewer
     requests of the sample, in as much less time than the cache takes to be filled anew: its hits are those of
-    a cache of B bytes. Each part is scaled by what an endless cache hits in the trace and in the sample.
+    a cache of B bytes, and the rest is replayed alone where there is no room for both. Each part is scaled by
+    what an endless cache hits in the trace and in the sample.
     """
     replays = _Replays(sample, make_policies, make_cache)
     endless = replays.run(UNBOUNDED_BYTES)
@@ -121,11 +123,14 @@ def estimate_curve(
 
     def rate_at(budget: float) -> float:
         fixed = budget if sample.whole else min(running + common, budget)
-        found = replays.run(sample.rate * (budget - fixed) + fixed)
-        within = found.common
+        own, within, _ = replays.run(sample.rate * (budget - fixed) + fixed)
         if within < endless.common - _AS_GOOD and not sample.whole:
             within = endless.common if budget >= endless.kept else replays.run(budget).common
-        return min(sample.own_scale * found.own + sample.common_scale * within, bound)
+            if endless.own > _LITTLE:
+                # What the common texts leave of their room is not for the rest to take.
+                left = fixed - common if fixed < budget else sample.rate * budget
+                own = replays.run(sample.rate * (budget - fixed) + left, own_only=True).own
+        return min(sample.own_scale * own + sample.common_scale * within, bound)
 
     ascending = sorted(budgets)
     even = 0.0 if sample.whole else _EVEN
@@ -174,22 +179,31 @@ class _Replays:
         self._policies = make_policies()
         self._start = 0.0  # seconds
 
-    def run(self, budget_bytes: float) -> _Found:
-        """Replay through a new cache."""
+    def run(self, budget_bytes: float, own_only: bool = False) -> _Found:
+        """Replay through a new cache; ``own_only``: each request from the end of its common text on."""
         if self._sample.whole:
             self._policies, self._start = self._make_policies(), 0.0
         cache = self._make_cache(budget_bytes, self._policies)
         found: list[float] = []
         rows = RequestRows(None, on_row=lambda row: found.append(row[_HIT]))
-        replay_cache(self._requests(), cache, cache.spec, rows)
+        replay_cache(self._requests(own_only), cache, cache.spec, rows)
         rows.close()
         self._start += self._sample.requests[-1].arrival + 1.0
-        hits, total = np.array(found), rows.totals.input_tokens
-        within = np.minimum(hits, self._sample.common)
+        hits, total = np.array(found), sum(request.num_prompt for request in self._sample.requests)
+        within = np.zeros_like(hits) if own_only else np.minimum(hits, self._sample.common)
         return _Found(
             float((hits - within).sum() / total), float(within.sum() / total), float(cache.usage().evictable)
         )
 
-    def _requests(self) -> Iterator[TraceRequest]:
-        for request in self._sample.requests:
-            yield request._replace(arrival=self._start + request.arrival)
+    def _requests(self, own_only: bool) -> Iterator[TraceRequest]:
+        for request, common in zip(self._sample.requests, self._sample.common.tolist(), strict=True):
+            part = _without(request, common) if own_only else request
+            yield part._replace(arrival=self._start + request.arrival)
+
+
+def _without(request: TraceRequest, common: int) -> TraceRequest:
+    """``request`` from its token ``common`` on."""
+    ends = request.boundaries[request.boundaries > common] - common
+    return request._replace(
+        tokens=request.tokens[common:], num_prompt=request.num_prompt - common, boundaries=ends
+    )

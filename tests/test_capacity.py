@@ -62,7 +62,7 @@ def test_all_sessions_give_the_replays_themselves(capacity: Callable[..., Values
     [
         (("chat", "requests=30000", "sessions_per_second=12.5"), "[25,50,100,200,400]"),
         (("few_shot", "requests=12000"), "[5,20]"),
-        (("rag", "requests=16000"), "[40,160]"),
+        (("rag", "requests=16000"), "[6,15,60]"),
     ],
 )
 def test_a_sample_is_within_two_points_at_large_scale(
@@ -98,10 +98,13 @@ class _Recorded(PrefixCache):
     """Writes down its budget, and when its first request came."""
 
     made: list[tuple[float, float]]
+    lengths: list[int]
 
     def acquire(self, tokens: Any, namespace: Any, now: float, **settings: Any) -> Any:
         if not self.stats.requests:
             self.made.append((self.budget.budget_bytes, now))
+            self.lengths.clear()
+        self.lengths.append(len(tokens))
         return super().acquire(tokens, namespace, now, **settings)
 
 
@@ -119,7 +122,7 @@ def test_policies_go_on_learning_from_replay_to_replay_of_a_sample(group: int) -
     def make_cache(budget_bytes: float, found: Policies) -> PrefixCache:
         assert found is policies[-1]
         cache = _Recorded(spec, budget_bytes=budget_bytes, eviction=found[0], admission=found[1])
-        cache.made = caches
+        cache.made, cache.lengths = caches, []
         return cache
 
     curve = estimate_curve(sample, spec, make_policies, make_cache, [4e9, 16e9, 64e9])
@@ -137,6 +140,29 @@ def test_policies_go_on_learning_from_replay_to_replay_of_a_sample(group: int) -
         assert len(set(starts)) == len(starts)
         own = [budget for budget in budgets[1:] if budget not in (4e9, 16e9, 64e9)]
         assert all(small < large for small, large in zip(own, (64e9, 4e9, 16e9), strict=True))
+
+
+def test_what_common_texts_leave_of_their_room_is_not_for_the_rest() -> None:
+    spec = model_of("nvidia_hybrid_7b")
+    sample = sample_trace(open_trace("rag", requests=600, documents=20), spec, 3)
+    assert sample.common.max() > sample.common.min() > 0
+    replays: list[_Recorded] = []
+
+    def make_cache(budget_bytes: float, policies: Policies) -> PrefixCache:
+        cache = _Recorded(spec, budget_bytes=budget_bytes, eviction=policies[0], admission=policies[1])
+        cache.made, cache.lengths = [], []
+        replays.append(cache)
+        return cache
+
+    def make_policies() -> Policies:
+        return Policies(build_eviction("lru"), build_admission("branch_and_final"))
+
+    estimate_curve(sample, spec, make_policies, make_cache, [2e9])
+    prompts = [request.num_prompt for request in sample.requests]
+    endless, scaled, as_large, own_only = replays
+    assert endless.lengths == scaled.lengths == as_large.lengths == prompts
+    assert own_only.lengths == [p - c for p, c in zip(prompts, sample.common.tolist(), strict=True)]
+    assert own_only.budget.budget_bytes < scaled.budget.budget_bytes < as_large.budget.budget_bytes == 2e9
 
 
 def test_budgets_between_two_that_hit_alike_need_no_replay() -> None:
