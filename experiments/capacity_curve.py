@@ -19,7 +19,7 @@ _HIT = list(COLUMNS).index("hit_tokens")
 
 NUM_BUDGETS = 12
 _SMALLEST, _LARGEST = 1 / 256, 1 / 2  # budgets, as parts of all that is ever stored
-_EVEN = 0.04
+_EVEN = 0.015
 """Of the input: between two budgets whose hit rates differ by no more, the rest is not replayed."""
 _LITTLE = 0.02  # of the input: hits that are worth no replay of their own
 _AS_GOOD = 0.002  # of the input: common texts that hit so nearly what they can need no replay of their own
