@@ -114,8 +114,9 @@ class TextCodec:
     ) -> ChatPrompt:
         """A chat through the checkpoint's template, up to where the answer begins.
 
-        With ``continue_final`` the answer goes on from the last message. Raises ValueError without messages
-        or without a template, and for what the template refuses.
+        With ``continue_final`` the answer goes on from the last message. System messages behind the first
+        message count as a user's where the template refuses them. Raises ValueError without messages or
+        without a template, and for what the template refuses.
         """
         if not messages:
             raise ValueError("the chat is empty: give at least one message")
@@ -127,7 +128,7 @@ class TextCodec:
             raise ValueError(f"{', '.join(sorted(refused))}: not to be set for a chat template")
         how = "continue_final_message" if continue_final else "add_generation_prompt"
         settings: dict[str, Any] = template_settings
-        text = self._render(messages, **{**settings, how: True})
+        messages, text = self._accepted(messages, **{**settings, how: True})
         check_unicode(text)
         with self._lock:
             encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -143,6 +144,26 @@ class TextCodec:
         return ChatPrompt(
             token_ids, sorted(set(at.values())), at[asked[-1]] if asked else None, sorted(hints), named
         )
+
+    def _accepted(self, messages: Sequence[Message], /, **settings: object) -> tuple[Sequence[Message], str]:
+        """The messages as the template takes them, and their text. Raises ValueError.
+
+        Some templates (Qwen3.5's) refuse a system message behind the first message, which agents send all the
+        same: it becomes a user's then, at its place, since at the head it would change the prefix.
+        """
+        try:
+            return messages, self._render(messages, **settings)
+        except ValueError as refusal:
+            late = [message.get("role") == "system" and index > 0 for index, message in enumerate(messages)]
+            if not any(late):
+                raise
+            others = [
+                {**m, "role": "user"} if is_late else m for m, is_late in zip(messages, late, strict=True)
+            ]
+            try:
+                return others, self._render(others, **settings)
+            except ValueError:
+                raise refusal from None
 
     def _render(self, messages: Sequence[Message], /, **settings: object) -> str:
         chat = [dict(message) for message in messages]

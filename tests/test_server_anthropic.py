@@ -15,6 +15,7 @@ __all__ = ["make_server", "make_worker"]
 Client = Any
 """Anthropic's, whose overloads know no settings in a mapping."""
 TEXT = "The prefix of a prompt is what a cache can reuse, if a checkpoint was kept there. " * 4
+EPHEMERAL = {"type": "ephemeral"}
 TOOLS: Any = [{"name": "weather", "description": "At a place.", "input_schema": {"type": "object"}}]
 
 
@@ -98,6 +99,41 @@ def test_the_chat_is_openais(make_server: MakeServer) -> None:
         text = http.post(f"{server.url}/v1/chat/completions", json={**same, "max_tokens": 4}).json()
         assert text["choices"][0]["message"]["content"] == found.content[0].text
         assert text["usage"]["prompt_tokens_details"]["cached_tokens"] == count - 1
+
+
+def test_system_messages_stay_at_their_place(make_server: MakeServer) -> None:
+    """As Claude Code sends them since 2.1.154: the turns before them are the prefix that they were."""
+    server = make_server()
+    turns: Any = [
+        {"role": "user", "content": TEXT + "Rome?"},
+        {"role": "system", "content": [{"type": "text", "text": "It is late.", "cache_control": EPHEMERAL}]},
+    ]
+    same = [{"role": "system", "content": "Use tools."}, turns[0], {**turns[1], "content": "It is late."}]
+    count = http.post(f"{server.url}/tokenize", json={"messages": same}).json()["count"]
+    with client_of(server) as client:
+        first = client.messages.create(**asking(messages=turns[:1], system="Use tools."))
+        found = client.messages.create(**asking(messages=turns, system="Use tools."))
+        assert sum(parts(found.usage)) == count
+        # All but where the answer would have begun.
+        assert parts(found.usage)[2] >= sum(parts(first.usage)) - 1 and parts(found.usage)[1] > 0
+        blank = {"role": "system", "content": ""}
+        told = client.messages.count_tokens(model="tiny", system="Use tools.", messages=[*turns, blank])
+        assert told.input_tokens == count
+
+
+def test_hints_that_change_nothing_are_told(client: Client) -> None:
+    """As Claude Code sends them, with each request."""
+    plain = client.messages.create(**asking())
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    for thinking in ({"type": "adaptive"}, {"type": "enabled", "budget_tokens": 1_024}):
+        found = client.messages.with_raw_response.create(
+            **asking(thinking=thinking, output_config={"effort": "high"}),
+            extra_body={"context_management": edits},
+        )
+        assert found.headers["x-ignored-fields"] == "thinking, output_config.effort"
+        assert found.parse().content == plain.content
+    found = client.messages.with_raw_response.create(**asking(thinking={"type": "disabled"}))
+    assert "x-ignored-fields" not in found.headers and found.parse().content == plain.content
 
 
 def test_a_system_prompt_that_says_nothing_is_none(make_server: MakeServer) -> None:
@@ -204,9 +240,14 @@ def test_leaving_a_stream_frees_everything(make_server: MakeServer) -> None:
     [
         ({"max_tokens": 0}, "at least 1"),
         ({"messages": []}, "empty"),
-        ({"messages": [{"role": "system", "content": "?"}]}, "'user' or 'assistant'"),
+        ({"messages": [{"role": "tool", "content": "?"}]}, "'user', 'assistant' or 'system'"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "block of type 'image'"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1_024}}, "thinking is not supported"),
+        ({"thinking": {"type": "novel"}}, "thinking.type: Input should be 'disabled'"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "format is not supported"),
+        (
+            {"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}},
+            "an edit of type 'clear_tool_uses_20250919'",
+        ),
         ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "nothing here can make a model call"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "weather"}}, "nothing here can make"),
         ({"tools": TOOLS, "tool_choice": {"type": "novel"}}, "tool_choice.type: Input should be 'auto'"),

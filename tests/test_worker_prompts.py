@@ -1,11 +1,12 @@
 """What a worker is told of a prompt besides its tokens: chats, hints, times to live, a place in the queue."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 
 from hybridcache.chat_outline import MOST_ENDS, Breakpoint
-from hybridcache.text_codec import ChatPrompt
+from hybridcache.text_codec import ChatPrompt, TextCodec
 from hybridcache.worker import QueueFull, SamplingParams
 from tests.worker_setup import GREEDY, MakeWorker, in_engine, make_worker, tokens
 
@@ -86,6 +87,29 @@ def test_what_a_template_refuses_is_a_value_error(make_worker: MakeWorker) -> No
         codec.chat([user("\ud800")])
     with pytest.raises(ValueError, match="no Unicode"):
         codec.encode("a\udfff")
+
+
+def test_a_system_message_within_a_chat_stays_at_its_place(make_worker: MakeWorker) -> None:
+    """Agents send them; what comes before one has to be the prefix that it was."""
+    codec = make_worker().codec
+    tokenizer = deepcopy(codec._tokenizer)
+    strict = TextCodec(tokenizer)
+    refusal = "{%- for message in messages -%}{%- if message.role == 'system' and not loop.first -%}"
+    refusal += "{{- raise_exception('The system speaks first.') -}}{%- endif -%}{%- endfor -%}"
+    tokenizer.chat_template = refusal + codec.template
+    chat = [SYSTEM, user("Who asks?"), {"role": "assistant", "content": "You."}, user("So?")]
+    reminder = {"role": "system", "content": "Think of the time."}
+    before = codec.chat(chat)
+    assert strict.chat(chat) == before
+    for own, role in ((codec, "system"), (strict, "user")):
+        found = own.chat([*chat, reminder], breakpoints=[Breakpoint(4)])
+        assert found == codec.chat([*chat, {**reminder, "role": role}], breakpoints=[Breakpoint(4)])
+        assert before.turn_end is not None
+        assert list(found.token_ids)[: before.turn_end] == list(before.token_ids)[: before.turn_end]
+        assert found.breakpoints and found.hints[0] == before.hints[0]
+    tokenizer.chat_template = "{{- raise_exception('No ' ~ messages[-1].role) -}}"
+    with pytest.raises(ValueError, match="refuses this chat: No system"):
+        strict.chat([*chat, reminder])
 
 
 def test_a_stop_text_that_can_never_come_is_refused(make_worker: MakeWorker) -> None:

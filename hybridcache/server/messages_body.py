@@ -29,8 +29,8 @@ DEFAULT_TTL = "5m"
 """Of a breakpoint that names none, as Anthropic has it."""
 DROPPED = ("thinking", "redacted_thinking")
 """Blocks of earlier turns that Anthropic leaves out of prompts too."""
-
-
+CLEARS_THINKING = "clear_thinking_"
+"""Begins the types of edits that take earlier thinking out of a chat."""
 BILLING_HEADER = "x-anthropic-billing-header:"
 """Begins a line that Claude Code writes before its system prompt, another one in each request: with it no two
 prompts would share more than a few tokens."""
@@ -51,9 +51,9 @@ class Block(Body):
 
 
 class Turn(Body):
-    """A message."""
+    """A message; a system's stays at its place, so that the prompt before it is as it was."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Items[Block]
 
 
@@ -75,6 +75,30 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
+class Thinking(Body):
+    """Whether the model thinks before it answers: here that is its template's and its own affair."""
+
+    type: Literal["disabled", "enabled", "adaptive", "between_tools"]
+
+
+class OutputConfig(Body):
+    """How the answer is to be: no field of it changes anything, and a form cannot be promised."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"format": ()}
+
+
+class Edit(Body):
+    """What the API takes out of a chat."""
+
+    type: str
+
+
+class ContextManagement(Body):
+    """What the API takes out of the chat before the model sees it."""
+
+    edits: Items[Edit] | None = None
+
+
 class CountBody(Body):
     """What makes the prompt: the body of /v1/messages/count_tokens."""
 
@@ -86,21 +110,37 @@ class CountBody(Body):
     tool_choice: ToolChoice | None = Field(
         None, description="auto, or none: calls stay in the text; tools are in the prompt with either"
     )
+    thinking: Thinking | None = Field(None, description="changes nothing: the template and the model decide")
+    output_config: OutputConfig | None = Field(None, description="effort, which changes nothing")
+    context_management: ContextManagement | None = Field(
+        None, description="edits that clear thinking: earlier thinking is never part of a prompt"
+    )
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "thinking": ({"type": "disabled"},),
         "mcp_servers": ([],),
         "container": (),
-        "context_management": (),
         "output_format": (),
-        "output_config": (),
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(("metadata", "service_tier"))
 
     def ignored(self) -> list[str]:
         if self.tool_choice is not None and self.tool_choice.type not in FREE_CHOICES:
             raise unforced_calls(self.tool_choice.type)
-        return super().ignored()
+        names = super().ignored()
+        if self.thinking is not None and self.thinking.type != "disabled":
+            names.append("thinking")
+        if self.output_config is not None:
+            names += [f"output_config.{name}" for name in self.output_config.ignored()]
+        for edit in (self.context_management and self.context_management.edits) or ():
+            if not edit.type.startswith(CLEARS_THINKING):
+                raise ApiError(
+                    400,
+                    f"context_management has an edit of type {edit.type!r}: no other than those that clear "
+                    "thinking, which is never part of a prompt here, is supported",
+                    param="context_management",
+                    code="unsupported_field",
+                )
+        return names
 
     def conversation(self) -> Conversation:
         """Messages in OpenAI's form, and the breakpoints in them. Raises ApiError."""
@@ -111,7 +151,9 @@ class CountBody(Body):
         if system := _system(self.system):
             _Gathered(found, "system").add(system)
         for turn in self.messages:
-            _Gathered(found, turn.role).add(turn.content)
+            content = _system(turn.content) if turn.role == "system" else turn.content
+            if content or turn.role != "system":
+                _Gathered(found, turn.role).add(content)
         if found.messages:
             _break(found, Breakpoint(len(found.messages) - 1), self.cache_control)
         return found
