@@ -2,12 +2,14 @@
 
 import asyncio
 import inspect
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +19,7 @@ import uvicorn
 
 from hybridcache.cli import main
 from hybridcache.server.app import build_app
+from hybridcache.server.http_version import EitherVersion
 from hybridcache.server.serve import Server, serve_settings
 from hybridcache.server.settings import ServerSettings
 from hybridcache.worker import Worker
@@ -36,6 +39,7 @@ def stopped_in(worker: Worker, grace_seconds: float) -> Iterator[tuple[int, Serv
     ended = asyncio.Event()
     config = uvicorn.Config(
         build_app(worker, ServerSettings(api_keys=("key",)), ended=ended),
+        http=EitherVersion,
         log_level="warning",
         lifespan="off",
         timeout_graceful_shutdown=1_000,
@@ -49,6 +53,38 @@ def stopped_in(worker: Worker, grace_seconds: float) -> Iterator[tuple[int, Serv
         server.should_exit = True
         thread.join(60)
     assert not thread.is_alive() and not worker.health
+
+
+def exchange(port: int, *parts: bytes) -> tuple[bytes, bytes]:
+    """Head and body of what comes until the server closes; the request is sent in parts."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            client.sendall(part)
+            time.sleep(0.01)
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head.lower(), body
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_http_1_0_has_no_chunks(make_worker: MakeWorker, stream: bool) -> None:
+    body = json.dumps(ASKED | {"max_tokens": 4, "stream": stream}).encode()
+    lines = b"\r\nAuthorization: Bearer key\r\nContent-Type: application/json\r\nConnection: close"
+    rest = lines + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with stopped_in(make_worker(), 0) as (port, _):
+        for cut in (0, 3, 24, 30):
+            first = b"POST /v1/completions HTTP/1.0" + rest
+            head, old = exchange(port, first[:cut], first[cut:])
+            assert b" 200 ok" in head and b"transfer-encoding" not in head and b"connection: close" in head
+            assert old.startswith(b"data: {" if stream else b"{")
+        head, new = exchange(port, b"POST /v1/completions HTTP/1.1\r\nHost: x" + rest)
+        assert (b"transfer-encoding: chunked" in head) == stream
+        if stream:
+            assert old.endswith(b"data: [DONE]\n\n") and new.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        else:
+            assert json.loads(old)["choices"] == json.loads(new)["choices"]
+        assert b" 400 " in exchange(port, b"HTTP/1.0 nonsense\r\n\r\n")[0]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])

@@ -179,7 +179,6 @@ class CountBody(Body):
         prefilled = last.get("role") == "assistant" and not last.get("tool_calls")
         return chat_prompt(worker, found, tools=tools, continue_final=prefilled)
 
-
     def calls(self, codec: TextCodec) -> CallFormat | None:
         """How calls are read out of the answer; None: they are not."""
         named = {tool.name: tool.input_schema for tool in self.tools or ()}

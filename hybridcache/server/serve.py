@@ -15,6 +15,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from hybridcache.server.app import build_app
+from hybridcache.server.http_version import EitherVersion
 from hybridcache.server.settings import ServerSettings
 from hybridcache.worker import Worker
 
@@ -82,6 +83,7 @@ def serve(options: argparse.Namespace) -> None:
         app = build_app(worker, server_settings, ended=ended)
         config = uvicorn.Config(
             app,
+            http=EitherVersion,
             log_level="warning" if options.quiet else "info",
             access_log=not options.quiet,
             lifespan="off",
