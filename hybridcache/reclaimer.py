@@ -127,6 +127,9 @@ class Reclaimer:
         copied = lease.block_copy is None or lease.num_computed > lease.hit
         if node.parent is None or node.children or not blocks.tail(node.stop) or not copied:
             return False
+        if not len(lease.blocks):
+            # The request begins just now, and asks for room for that block.
+            return False
         old, own = node.blocks[-1:].copy(), lease.blocks[:1]
         if old[0] == own[0]:
             return False

@@ -85,6 +85,25 @@ def test_case_033_what_only_just_fits_ends_within_a_known_path(kind: str, memory
             serving.check_idle()
 
 
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_case_033_what_only_just_fits_goes_on_from_nodes_with_lives_of_their_own(
+    kind: str, memory: str
+) -> None:
+    """Nodes of one block stay apart, each with a copy of it; the request asks for one more before it has any."""
+    for blocks, length in product((2, 3, 4), (9, 11, 12, 13, 17, 30)):
+        slots = 3 if memory == "split" else 1
+        serving = Serving(KINDS[kind], blocks=blocks, slots=slots, memory=memory, admission="final_only")
+        for known, ttl_seconds in ((3, 40.0), (5, 30.0), (8, 20.0), (9, 10.0)):
+            lease = serving.begin(text(known), ttl_seconds=ttl_seconds)
+            assert serving.prefill(lease)
+            serving.end(lease)
+            serving.check_idle()
+        lease = serving.serve(joined(text(8), text(length - 8, 1)))
+        assert lease.hit + sum(lease.lost.values()) == length
+        serving.check_idle()
+
+
 def test_case_033_a_state_that_never_fits() -> None:
     """The blocks fit and the slot does not."""
     serving = Serving(KINDS["hybrid"], blocks=64, slots=0, memory="split")
