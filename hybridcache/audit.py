@@ -128,7 +128,7 @@ def _audit_lease(store: CachedTree, lease: Lease) -> None:
     assert not lease.ended and lease.hit <= lease.num_computed, lease
     assert lease.planned == sorted(lease.kinds), lease
     passed = {position for position in lease.planned if position < lease.num_computed}
-    assert passed <= {emit.position for emit in lease.emits} <= set(lease.planned), lease
+    assert passed <= lease.being_written <= set(lease.planned), lease
     assert lease.num_computed <= max(lease.node.stop, 0) or (
         blocks.blocks_for(lease.num_computed) <= blocks.index(lease.node.stop) + len(lease.blocks)
     ), lease

@@ -119,6 +119,14 @@ class Lease:
         """Tokens known: the prompt and what was computed beyond it."""
         return self.num_prompt + len(self.generated) // TOKEN_BYTES
 
+    @property
+    def being_written(self) -> set[int]:
+        """Positions whose checkpoints a copy or the running step writes; not matchable yet."""
+        positions = {emit.position for emit in self.emits}
+        if self.staged is not None:
+            positions.add(self.staged[0])
+        return positions
+
     def block_table(self, block_size: int) -> Ids:
         """Ids of the blocks of tokens from 0 on, up to the last one reserved.
 

@@ -12,17 +12,16 @@ from hybridcache.lease import Lease, StateCopy, StateEmit, Wait
 from hybridcache.lease_book import LeaseBook
 from hybridcache.loss import losses
 from hybridcache.namespace import Namespace
-from hybridcache.node import FOREVER
 from hybridcache.pending import ask_to_wait, longest_pending
 from hybridcache.policies.admission import AdmissionPolicy
 from hybridcache.policies.columns import FINAL, FOLLOW_UP
 from hybridcache.policies.eviction import EvictionPolicy
 from hybridcache.pool import Ids, MemoryBudget
-from hybridcache.reclaimer import held_by
+from hybridcache.reclaimer import checked_ttl, held_by
 from hybridcache.revival import revive
 from hybridcache.spec import ModelSpec
 from hybridcache.stats import CacheStats, PoolUsage, Usage
-from hybridcache.tokens import TOKEN_BYTES, TokenIds, as_token_ids
+from hybridcache.tokens import TOKEN_BYTES, TokenIds, as_positions, as_token_ids
 
 
 class RequestTooLarge(ValueError):
@@ -74,7 +73,7 @@ class PrefixCache:
         self.admission = admission
         self.budget = MemoryBudget(budget_bytes, memory, kv_fraction)
         self.store = CachedTree(spec, self.budget, block_size, eviction)
-        self.ttl_seconds = _checked_ttl(ttl_seconds)
+        self.ttl_seconds = checked_ttl(ttl_seconds)
         self._book = LeaseBook(self.store)
         self._reclaimer = self._book.reclaimer
         self._reclaimer.timer = timer
@@ -99,7 +98,7 @@ class PrefixCache:
 
     def match_prefix(self, tokens: Sequence[int] | TokenIds, namespace: Namespace, now: float) -> PrefixMatch:
         """What ``acquire`` would hit and match at ``now``, if it had room."""
-        root = self.store.tree.roots.get(namespace)
+        root = self.store.tree.known_root(namespace)
         prompt = as_token_ids(tokens)
         if root is None or not len(prompt):
             return PrefixMatch(0, 0)
@@ -120,6 +119,7 @@ class PrefixCache:
         Frees what has expired, as ``acquire`` does first, and modifies nothing else. Raises as it does.
         """
         tree, prompt = self.store.tree, self._admissible(tokens, max_tokens, first=False)
+        boundaries = as_positions("boundaries", boundaries)
         self._reclaimer.expire(now)
         root, raw = tree.root(namespace), prompt.tobytes()
         match = self._book.usable(tree.match(root, raw, now), root, len(prompt) + max_tokens - 1)
@@ -166,12 +166,14 @@ class PrefixCache:
             self.stats.requests_refused += 1
             self.stats.input_tokens += num_prompt
             self.stats.lose("too_large", num_prompt)
-        blocks = self.store.blocks
+        blocks, memory = self.store.blocks, self.budget.memory
+        if memory == "split":
+            memory += f", {self.budget.limits['kv']:.0f} of them for blocks"
         return RequestTooLarge(
             f"{num_prompt} prompt tokens and max_tokens={max_tokens} need "
             f"{blocks.blocks_for(num_prompt + max_tokens - 1)} blocks of {blocks.bytes_per_id} bytes and a "
             f"state of {self.spec.checkpoint_bytes} bytes; the budget is {self.budget.budget_bytes:.0f} "
-            f"bytes (memory={self.budget.memory}): shorten the request or raise the budget"
+            f"bytes (memory={memory}): shorten the request or raise the budget"
         )
 
     def acquire(
@@ -200,9 +202,11 @@ class PrefixCache:
         None and Wait change nothing but the plan of the lease to wait for.
 
         Raises RequestTooLarge when the request could never fit, ValueError for an empty prompt, ids
-        out of range, a bad limit, a time that is no number or what is no namespace.
+        out of range, a bad limit, a position that is no whole number, a time that is none or no namespace.
         """
-        ttl = self.ttl_seconds if ttl_seconds is None else _checked_ttl(ttl_seconds)
+        ttl = self.ttl_seconds if ttl_seconds is None else checked_ttl(ttl_seconds)
+        hints, boundaries = as_positions("hints", hints), as_positions("boundaries", boundaries)
+        as_positions("turn_end and reserve", (0 if turn_end is None else turn_end, reserve))
         prompt = self._admissible(tokens, max_tokens, first=first)
         store, num_prompt = self.store, len(prompt)
         self._reclaimer.expire(now)
@@ -275,7 +279,8 @@ class PrefixCache:
         """Slots for the states planned in (num_computed, stop], for a step that computes up to ``stop``.
 
         The step writes them as it passes, so that a chunk need not end there. After the step call
-        ``computed``, then ``checkpointed``. A position without room is skipped.
+        ``computed``, then ``checkpointed``. A position without room is skipped. Raises ValueError while
+        the checkpoints of an earlier step or copy are not ``checkpointed``.
         """
         self._active(lease)
         return self._taker.emits(lease, stop, now)
@@ -283,8 +288,8 @@ class PrefixCache:
     def checkpoint(self, lease: Lease, now: float) -> StateCopy | None:
         """A slot for the state at ``num_computed``, which must be ``planned[0]``; None: skip it.
 
-        After performing the copy call ``checkpointed``; after None there is nothing to perform, and
-        ``checkpointed`` does nothing.
+        Once the copy is issued call ``checkpointed``, be it after the next step; after None there is
+        nothing to perform, and ``checkpointed`` does nothing. Raises ValueError before that.
         """
         self._active(lease)
         return self._taker.stage(lease, now)
@@ -360,7 +365,7 @@ class PrefixCache:
     ) -> Wait | None:
         """The Wait that `acquire` would give now, for a prompt that nothing else would come of yet."""
         store, raw = self.store, tokens.tobytes()
-        root, leases = store.tree.roots.get(namespace), self.leases.values()
+        root, leases = store.tree.known_root(namespace), self.leases.values()
         if root is None:
             return None
         if longest_pending(leases, root, raw, 0, store.blocks.block_size, waited) is None:
@@ -389,11 +394,3 @@ class PrefixCache:
             raise ValueError(f"lease {lease.id} has ended: a lease ends once, and is not used afterwards")
         if self.leases.get(lease.id) is not lease:
             raise ValueError(f"lease {lease.id} is another cache's")
-
-
-def _checked_ttl(ttl_seconds: float | None) -> float:
-    if ttl_seconds is None:
-        return FOREVER
-    if not ttl_seconds > 0:
-        raise ValueError(f"ttl_seconds={ttl_seconds!r}: give seconds above 0, or None for no expiry")
-    return ttl_seconds

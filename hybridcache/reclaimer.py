@@ -242,3 +242,12 @@ class Reclaimer:
         if store.budget.memory == "split":
             return (kv if pool == "kv" else state) + num_bytes <= store.budget.limits[pool]
         return kv + state + num_bytes <= store.budget.budget_bytes
+
+
+def checked_ttl(ttl_seconds: float | None) -> float:
+    """Seconds that an entry lives unused; None for ever. Raises ValueError for what is not above 0."""
+    if ttl_seconds is None:
+        return FOREVER
+    if not ttl_seconds > 0:
+        raise ValueError(f"ttl_seconds={ttl_seconds!r}: give seconds above 0, or None for no expiry")
+    return ttl_seconds

@@ -1,6 +1,7 @@
 """Token ids: the one representation the cache compares and stores."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import index
 from struct import Struct
 
 import numpy as np
@@ -20,6 +21,14 @@ def token_at(raw: bytes, position: int) -> int:
     """The id at ``position`` of token ids as native uint32."""
     token: int = _unpack(raw, position * TOKEN_BYTES)[0]
     return token
+
+
+def as_positions(name: str, positions: Iterable[int]) -> tuple[int, ...]:
+    """``positions`` as plain numbers of tokens. Raises ValueError, which calls them ``name``."""
+    try:
+        return tuple(map(index, positions))
+    except TypeError as error:
+        raise ValueError(f"{name}={positions!r}: give whole numbers of tokens, () for none") from error
 
 
 def as_token_ids(tokens: Sequence[int] | NDArray[np.generic]) -> TokenIds:

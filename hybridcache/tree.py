@@ -44,12 +44,21 @@ class RadixTree:
 
         Raises ValueError for what is no Namespace.
         """
-        root = self.roots.get(namespace)
+        root = self.known_root(namespace)
         if root is None:
-            _check_namespace(namespace)
             epoch = self._flushed.get(namespace, self._all_flushed)
             root = Root(namespace, namespace.seed(epoch))
             self.roots[namespace] = root
+        return root
+
+    def known_root(self, namespace: Namespace) -> Root | None:
+        """The root of ``namespace``, if there is one. Modifies nothing.
+
+        Raises ValueError for what is no Namespace.
+        """
+        root = self.roots.get(namespace)
+        if root is None:
+            _check_namespace(namespace)
         return root
 
     def detach(self, namespace: Namespace | None) -> list[Root]:

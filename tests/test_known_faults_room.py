@@ -90,7 +90,7 @@ def test_case_033_what_only_just_fits_ends_within_a_known_path(kind: str, memory
 def test_case_033_what_only_just_fits_goes_on_from_nodes_with_lives_of_their_own(
     kind: str, memory: str
 ) -> None:
-    """Nodes of one block stay apart, each with a copy of it; the request asks for one more before it has any."""
+    """Nodes of one block stay apart, each with a copy of it; a request asks for one, and has none yet."""
     for blocks, length in product((2, 3, 4), (9, 11, 12, 13, 17, 30)):
         slots = 3 if memory == "split" else 1
         serving = Serving(KINDS[kind], blocks=blocks, slots=slots, memory=memory, admission="final_only")

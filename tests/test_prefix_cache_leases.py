@@ -281,7 +281,7 @@ class TestPlan:
         request = driver.submit(range(10))
         driver.step(request, list(range(10)), emit=True)
         assert hit(driver, *range(9), 99) == 0, "not before it is told that they are written"
-        with pytest.raises(ValueError, match="no checkpoint is planned"):
+        with pytest.raises(ValueError, match="are being written: call checkpointed first"):
             driver.cache.checkpoint(lease_of(request), 0.0)
         driver.commit(request)
         assert hit(driver, *range(9), 99) == 8 and hit(driver, *range(7), 99) == 4

@@ -8,7 +8,8 @@ import pytest
 
 from hybridcache.lease import Lease
 from hybridcache.namespace import Namespace
-from tests.serving import NAMESPACE, Serving, text
+from hybridcache.policies.build import build_admission
+from tests.serving import KINDS, NAMESPACE, Serving, text
 
 CALLS: dict[str, Callable[[Serving, Lease], Any]] = {
     "finish": lambda serving, lease: serving.cache.finish(lease, 8, 0.0),
@@ -77,3 +78,64 @@ def test_parts_of_tokens() -> None:
     with pytest.raises(ValueError, match=r"max_tokens=2\.5: give a whole number"):
         serving.acquire(text(20), max_tokens=2.5)
     serving.check_idle()
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+@pytest.mark.parametrize(
+    "options", [{"hints": None}, {"hints": [8.5]}, {"boundaries": 8}, {"turn_end": "8"}, {"reserve": 4.5}]
+)
+def test_what_is_no_position(kind: str, options: dict[str, Any]) -> None:
+    """No lease is opened first: nobody could end it, and siblings would wait for it."""
+    serving = Serving(KINDS[kind], blocks=2, slots=2)
+    with pytest.raises(ValueError, match=f"{next(iter(options))}.*: give whole numbers of tokens"):
+        serving.cache.acquire(text(20), NAMESPACE, 0.0, **options)
+    serving.check_idle()
+    assert serving.cache.stats.requests == 0 and not serving.cache.store.tree.roots
+    serving.serve(text(20))
+
+
+@pytest.mark.parametrize("first", ["emits", "checkpoint"])
+@pytest.mark.parametrize("then", ["emits", "checkpoint"])
+def test_a_checkpoint_that_is_still_being_written(first: str, then: str) -> None:
+    """Another one waits until ``checkpointed``, or a slot would be lost; the next step need not."""
+    serving = Serving(admission=build_admission("every_n", n=8))
+    cache, prompt = serving.cache, text(24)
+    lease = serving.begin(prompt)
+    assert cache.reserve(lease, 24, 0.0)
+    if first == "emits":
+        cache.emits(lease, 8, 0.0)
+    cache.computed(lease, prompt[:8], 0.0)
+    if first == "checkpoint":
+        assert cache.checkpoint(lease, 0.0)
+    for _ in range(2):
+        serving.cache.check()
+        with pytest.raises(ValueError, match=r"checkpoints at \[8\] are being written: call checkpointed"):
+            CALLS[then](serving, lease)
+        if lease.num_computed == 8:
+            cache.computed(lease, prompt[8:13], 0.0)
+    cache.checkpointed(lease, 0.0)
+    cache.check()
+    assert serving.look(prompt) == (8, 13) and lease.planned == [16, 24]
+    cache.computed(lease, prompt[13:], 0.0)
+    cache.finish(lease, 24, 0.0)
+    cache.check()
+    assert serving.look(prompt) == (8, 24), "what was passed without a state there is skipped"
+
+
+def test_a_model_without_states_has_none_to_emit() -> None:
+    serving = Serving(KINDS["attention"])
+    lease = serving.begin(text(20))
+    assert not serving.cache.emits(lease, 20, 0.0)
+    serving.cache.drop(lease, 0.0)
+
+
+@pytest.mark.parametrize("namespace", ["m", ("m", "", "")], ids=repr)
+def test_a_look_at_what_is_no_namespace(namespace: Any) -> None:
+    with pytest.raises(ValueError, match="give a Namespace"):
+        Serving().cache.match_prefix(text(20), namespace, 0.0)
+
+
+def test_what_a_split_budget_refuses_names_the_parts() -> None:
+    serving = Serving(blocks=2, slots=50, memory="split")
+    with pytest.raises(ValueError, match=r"memory=split, 32 of them for blocks\): shorten"):
+        serving.acquire(text(40))
