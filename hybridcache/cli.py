@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
+from hybridcache.interrupt import say_interrupted
+
 MODULES = {
     "explain": ("hybridcache.experiments.explain_command", "why prompts lose their prefixes, and the cost"),
     "trace": ("hybridcache.experiments.trace_command", "describe a request trace, or convert it to .npz"),
@@ -16,6 +18,8 @@ MODULES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line `arguments` (default: the process's) and gives the exit status."""
+    if arguments is None:
+        say_interrupted()
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(
         prog="hybridcache", description="Prefix cache for hybrid language models."
@@ -42,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from hybridcache.kernels.doctor import report
 
             print(report(options.backend, options.device))
-        else:
-            print(import_module(MODULES[options.command][0]).run(options))
+        elif said := import_module(MODULES[options.command][0]).run(options):
+            print(said)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     return 0

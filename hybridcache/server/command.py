@@ -57,8 +57,6 @@ def run(options: argparse.Namespace) -> str:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
     try:
         serve(options)
-    except KeyboardInterrupt:
-        return ""
     except (HydraException, OmegaConfBaseException) as error:
         text = str(error).partition("Config search path:")[0]  # which says nothing to the user
         raise ValueError(" ".join(text.split())) from error

@@ -92,7 +92,11 @@ def serve(options: argparse.Namespace) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         where = _url(options.host, bound.getsockname()[1])
         ready = f"{', '.join(names)} at {where}/v1, its API described at {where}/docs"
-        Server(config, worker, ended, ready, grace_seconds).run(sockets=[bound])
+        try:
+            Server(config, worker, ended, ready, grace_seconds).run(sockets=[bound])
+        except KeyboardInterrupt:
+            # uvicorn hands the signal on once all has ended well.
+            log.info("stopped")
     finally:
         worker.close()
         bound.close()
