@@ -13,9 +13,8 @@ from hybridcache.tokens import TOKEN_BYTES, TokenIds
 from hybridcache.tree import RadixTree
 
 CHUNK_TOKENS = 16
-MOST_TIPS = 8
-"""A session with more parallel paths may count again where it has been before."""
 
+_NOBODY: frozenset[int] = frozenset()
 _NOW = 0.0  # seconds; nothing expires
 _SLOT = 0  # of every checkpoint: only whether there is one matters
 _MIX = np.uint64(0xFF51AFD7ED558CCD)  # odd, from MurmurHash3's finalizer
@@ -38,17 +37,20 @@ class EndlessTree:
     `branch_and_final` would take. Node positions are chunks.
     """
 
-    def __init__(self, recurrent: bool) -> None:
-        """``recurrent``: whether a prefix is reusable only where a checkpoint was kept."""
+    def __init__(self, recurrent: bool, most: int = 1) -> None:
+        """``recurrent``: whether a prefix is reusable only where a checkpoint was kept; ``most``: sessions of
+        a node that are told apart, beyond which no others are counted."""
         self._tree = RadixTree(0, recurrent)
         self._root = self._tree.root(Namespace(""))
-        self._sessions: dict[Node, int] = {}
-        self._tips: dict[int, list[Node]] = {}
-        """Of each session: where its paths end that it does not go on from, the last ``MOST_TIPS``."""
+        self._most = most
+        self._sessions: dict[Node, frozenset[int] | set[int]] = {}
+        """By node, those that have passed it; a set is the node's own, a frozenset may be several nodes'."""
+        self._alone: dict[int, frozenset[int]] = {}
+        """Of each session: itself, for the nodes that no other passes, nearly all."""
 
     @property
     def num_sessions(self) -> int:
-        return len(self._tips)
+        return len(self._alone)
 
     def add(self, request: TraceRequest) -> Seen:
         """Match and insert: ::
@@ -64,27 +66,31 @@ class EndlessTree:
         hit = self._reusable(match.resume, usable) if self._tree.recurrent else min(matched, usable)
         if match.partial is not None:
             node, _ = self._tree.split(match.partial, matched)
-            self._sessions[node] = self._sessions[match.partial]
+            there = self._sessions[match.partial]
+            self._sessions[node] = set(there) if isinstance(there, set) else there
         if matched < length:
             if 0 < matched <= usable and match.path_goes_on:
                 node.slot = _SLOT
             node = self._tree.append(node, path[matched * TOKEN_BYTES :], NO_IDS)
-            self._sessions[node] = 0
+            self._sessions[node] = _NOBODY
         if node is not self._root:
             node.slot = _SLOT
         self._count(request.session, node)
         return Seen(hit * CHUNK_TOKENS, node)
 
     def part(self, end: Node, least: int) -> tuple[int, Node | None]:
-        """Tokens of the path to ``end`` that at least ``least`` sessions have, and the node below them."""
+        """Tokens of the path to ``end`` that at least ``least`` sessions have, and the node below them.
+
+        ``least`` is ``most`` or fewer.
+        """
         node, below = end, None
-        while node.parent is not None and self._sessions[node] < least:
+        while node.parent is not None and len(self._sessions[node]) < least:
             node, below = node.parent, node
         return node.stop * CHUNK_TOKENS, below
 
     def shared(self, least: int) -> tuple[int, int]:
-        """Tokens, and checkpoints, that at least ``least`` sessions have passed."""
-        nodes = [node for node, sessions in self._sessions.items() if sessions >= least]
+        """Tokens, and checkpoints, that at least ``least`` sessions (``most`` or fewer) have passed."""
+        nodes = [node for node, sessions in self._sessions.items() if len(sessions) >= least]
         tokens = sum(node.stop - node.start for node in nodes) * CHUNK_TOKENS
         return tokens, sum(node.slot is not None for node in nodes)
 
@@ -97,25 +103,21 @@ class EndlessTree:
         return node.stop
 
     def _count(self, session: int, end: Node) -> None:
-        """Count ``session`` on the path to ``end``, from where it leaves the session's other paths."""
-        tips = self._tips.setdefault(session, [])
-        joints = [_joint(end, tip) for tip in tips]
-        known = max((joint.stop for joint in joints), default=0)
+        """Count ``session`` on the path to ``end``, once at each node.
+
+        Where it has been, or ``most`` others have, the same is so above.
+        """
+        alone = self._alone.setdefault(session, frozenset((session,)))
         node = end
-        while node.parent is not None and node.stop > known:
-            self._sessions[node] += 1
+        while node.parent is not None:
+            there = self._sessions[node]
+            if session in there or len(there) >= self._most:
+                break
+            if isinstance(there, set):
+                there.add(session)
+            else:
+                self._sessions[node] = {*there, session} if there else alone
             node = node.parent
-        others = [tip for tip, joint in zip(tips, joints, strict=True) if joint is not tip]
-        self._tips[session] = [*others, end][-MOST_TIPS:]
-
-
-def _joint(a: Node, b: Node) -> Node:
-    """The deepest node on the paths to both."""
-    while a is not b:
-        deeper = a if a.stop >= b.stop else b
-        assert deeper.parent is not None, (a, b)
-        a, b = (deeper.parent, b) if deeper is a else (a, deeper.parent)
-    return a
 
 
 def chunk_hashes(tokens: TokenIds) -> NDArray[np.uint32]:

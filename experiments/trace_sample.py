@@ -101,7 +101,7 @@ def sample_trace(trace: Trace, spec: ModelSpec, group: int | None = None, seed: 
     of all hands, and so are its load and its reuse. Holds the trace's distinct chunks (see EndlessTree), some
     numbers a request, and the sample; of a short trace (``MOST_HELD``) all, for a time.
     """
-    tree = EndlessTree(spec.checkpoint_bytes > 0)
+    tree = EndlessTree(spec.checkpoint_bytes > 0, SHARED_BY * max(group or 1, MOST_GROUP))
     ends: list[Node] = []
     numbers = array("q")  # session, input tokens, hit and length of each request
     held: list[TraceRequest] = []

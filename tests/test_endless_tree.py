@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridcache.experiments.endless_tree import CHUNK_TOKENS, MOST_TIPS, EndlessTree, Seen, chunk_hashes
+from hybridcache.experiments.endless_tree import CHUNK_TOKENS, EndlessTree, Seen, chunk_hashes
 from hybridcache.experiments.replay_cache import replay_cache
 from hybridcache.experiments.replay_settings import UNBOUNDED_BYTES
 from hybridcache.experiments.request_rows import COLUMNS, RequestRows
@@ -56,14 +56,14 @@ def test_hits_are_those_of_a_cache_without_limits_but_for_less_than_a_chunk(kind
 paths = st.lists(
     st.tuples(st.integers(0, 3), st.lists(st.integers(1, 2), min_size=1, max_size=6).map(tuple)),
     min_size=1,
-    max_size=MOST_TIPS,
+    max_size=40,
 )
 
 
 @settings(max_examples=200, deadline=None)
 @given(paths, st.integers(1, 3))
 def test_sessions_are_counted_where_they_have_been(requests: list[tuple[int, Path]], least: int) -> None:
-    tree = EndlessTree(recurrent=True)
+    tree = EndlessTree(recurrent=True, most=3)
     seen: list[Seen] = []
     had: dict[Path, set[int]] = {}
     for session, path in requests:
@@ -85,8 +85,19 @@ def test_sessions_are_counted_where_they_have_been(requests: list[tuple[int, Pat
     assert len(set(below.values())) == len(below)
 
 
+def test_a_session_counts_once_whatever_it_returns_to() -> None:
+    """40 paths of one session side by side, each gone on with in turn."""
+    tree = EndlessTree(recurrent=True, most=16)
+    for turn in range(1, 31):
+        ends = [tree.add(request(0, (1, 2, *[branch + 3] * turn))).end for branch in range(40)]
+    assert (tree.num_sessions, tree.shared(2)) == (1, (0, 0))
+    tree.add(request(1, (1, 2, 9)))
+    assert tree.shared(2)[0] == 3 * CHUNK_TOKENS
+    assert tree.part(ends[0], 2)[0] == 2 * CHUNK_TOKENS
+
+
 def test_a_checkpoint_is_where_a_second_path_leaves_the_first() -> None:
-    tree = EndlessTree(recurrent=True)
+    tree = EndlessTree(recurrent=True, most=4)
     assert [tree.add(request(session, (1, 2, 3, session + 4))).hit for session in range(4)] == [0, 0, 48, 48]
     assert tree.shared(4) == (48, 1)
     attention = EndlessTree(recurrent=False)
