@@ -72,12 +72,15 @@ def model_length(folder: Path, asked: int | None) -> int:
 
 def default_params(generation: GenerationConfig) -> SamplingParams:
     """How a checkpoint is sampled where a request does not say: as its generation_config.json has it."""
+    penalty = 1.0 if generation.repetition_penalty is None else generation.repetition_penalty
     if not generation.do_sample:
-        return SamplingParams(temperature=0.0)
+        return SamplingParams(temperature=0.0, repetition_penalty=penalty)
     return SamplingParams(
         temperature=1.0 if generation.temperature is None else generation.temperature,
         top_p=1.0 if generation.top_p is None else generation.top_p,
         top_k=generation.top_k or 0,
+        min_p=generation.min_p or 0.0,
+        repetition_penalty=penalty,
     )
 
 

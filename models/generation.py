@@ -1,6 +1,7 @@
 """What a checkpoint says about generating: stop tokens and sampling defaults."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,16 @@ from typing import Self
 from hybridcache.hf_config import HfConfig
 from hybridcache.models.options import fraction, number
 
+log = logging.getLogger(__name__)
+
 FILE = "generation_config.json"
+NOT_APPLIED: Mapping[str, float | None] = {
+    "no_repeat_ngram_size": 0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
+    "guidance_scale": 1.0, "penalty_alpha": 0.0, "min_length": 0, "min_new_tokens": 0, "bad_words_ids": None,
+    "sequence_bias": None, "suppress_tokens": None, "begin_suppress_tokens": None, "stop_strings": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None,
+}  # fmt: skip
+"""Fields of transformers that would change answers, with the values that change nothing (null never does)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,9 @@ class GenerationConfig:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    """Also where `do_sample` is False."""
 
     @classmethod
     def read(cls, folder: Path, model: HfConfig) -> Self:
@@ -48,11 +61,20 @@ class GenerationConfig:
             temperature=number(own, "temperature") if own.has("temperature") else None,
             top_p=number(own, "top_p") if own.has("top_p") else None,
             top_k=own.integer("top_k", at_least=0) if own.has("top_k") else None,
+            min_p=number(own, "min_p") if own.has("min_p") else None,
+            repetition_penalty=number(own, "repetition_penalty") if own.has("repetition_penalty") else None,
         )
         if found.do_sample and (found.temperature or 0.0) < 0:
             raise own.error("temperature", "at least 0")
         if found.do_sample:
             fraction(own, "top_p", 1.0)
+        if found.do_sample and not 0 <= (found.min_p or 0.0) <= 1:
+            raise own.error("min_p", "from 0 to 1")
+        if not 0.01 <= number(own, "repetition_penalty", 1.0) <= 100:
+            raise own.error("repetition_penalty", "from 0.01 to 100")
+        ignored = [name for name, neutral in NOT_APPLIED.items() if own.has(name) and fields[name] != neutral]
+        if ignored:
+            log.warning("%s: %s: not applied to answers", path, ", ".join(ignored))
         return found
 
 

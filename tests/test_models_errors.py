@@ -227,7 +227,9 @@ def test_a_damaged_generation_config(folder: Folder) -> None:
     refuses(path, str(file), "JSON")
     file.write_text("[]")
     refuses(path, str(file), "list")
-    for field, value in (("temperature", -1.0), ("top_p", 0.0), ("top_p", 1.5)):
+    for field, value in (
+        ("temperature", -1.0), ("top_p", 0.0), ("top_p", 1.5), ("min_p", 2.0), ("repetition_penalty", 0.0),
+    ):  # fmt: skip
         file.write_text(json.dumps({"do_sample": True, field: value}))
         refuses(path, str(file), field, str(value))
 

@@ -11,11 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hybridcache.hf_config import HfConfig
 from hybridcache.kernels.reference import ReferenceOps
 from hybridcache.models.generation import GenerationConfig
 from hybridcache.models.load import LoadedModel, load_model
 from hybridcache.models.presets import write_checkpoint
 from hybridcache.models.safetensors_file import safetensors_entries
+from hybridcache.sampling_params import SamplingParams
+from hybridcache.served_model import default_params
 from tests.hybrid_runs import Memory, Part, prompt_of, run
 
 
@@ -45,6 +48,22 @@ def test_generation_config_goes_before_the_model_config(
     ours = load_model(tmp_path, ops=ReferenceOps())
     assert ours.generation == GenerationConfig((7, 9), 1, True, 0.7, 0.9, 40)
     assert ours.tokenizer is None
+
+
+def test_sampling_defaults_of_a_generation_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = HfConfig({"eos_token_id": 2}, "config.json", "tiny")
+    said: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05}
+    said["repetition_penalty"] = 1.1
+    neutral = {"num_beams": 1, "typical_p": 1.0, "bad_words_ids": None}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said | neutral))
+    found = default_params(GenerationConfig.read(tmp_path, model))
+    del said["do_sample"]
+    assert found == SamplingParams(**said) and not caplog.records
+    others = {"no_repeat_ngram_size": 3, "stop_strings": ["end"], "num_beams": 4}
+    (tmp_path / "generation_config.json").write_text(json.dumps(others | {"repetition_penalty": 1.1}))
+    found = default_params(GenerationConfig.read(tmp_path, model))
+    assert found == SamplingParams(temperature=0.0, repetition_penalty=1.1)
+    assert "no_repeat_ngram_size, num_beams, stop_strings: not applied" in caplog.text
 
 
 def test_tied_embeddings(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The `anthropic` package against the server, as it is."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -222,6 +223,25 @@ def test_stop_sequences_and_prefilled_answers(client: Client) -> None:
     plain = client.messages.create(**asking())
     # The prompt goes on from where the answer stands, without an end token or a new beginning.
     assert sum(parts(prefilled.usage)) < sum(parts(plain.usage)) + 6
+
+
+def test_a_checkpoints_defaults_are_those_of_every_api(make_server: MakeServer) -> None:
+    server = make_server()
+    chat = {"max_tokens": 12, "messages": asking()["messages"]}
+
+    def answers(**settings: Any) -> list[str]:
+        said = http.post(f"{server.url}/v1/messages", json=chat).json()["content"][0]["text"]
+        other = http.post(f"{server.url}/v1/chat/completions", json=chat | settings).json()
+        text = {"prompt": TEXT, "max_tokens": 12, **settings}
+        plain = http.post(f"{server.url}/v1/completions", json=text).json()
+        return [said, other["choices"][0]["message"]["content"], plain["choices"][0]["text"]]
+
+    _, chat_alone, text_alone = answers()
+    _, *penalised = answers(repetition_penalty=0.1)
+    server.worker._generation = replace(server.worker._generation, repetition_penalty=0.1)
+    said, *found = answers()
+    assert found == penalised != [chat_alone, text_alone] and said == found[0]
+    assert answers(repetition_penalty=1.0)[1:] == [chat_alone, text_alone]
 
 
 def test_leaving_a_stream_frees_everything(make_server: MakeServer) -> None:

@@ -21,6 +21,8 @@ SAME_NAME = (
     "seed", "stop_token_ids", "ignore_eos", "min_tokens", "n",
 )  # fmt: skip
 """Fields that SamplingParams has under the same name."""
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Those that a checkpoint may have defaults for."""
 
 
 MOST_BIASES = 4_096
@@ -108,9 +110,7 @@ class GenerationBody(Body):
     ) -> SamplingParams:
         """How to sample; ``own`` are the settings that an API calls by other ``names``. Raises ValueError."""
         defaults = worker.default_params
-        settings: dict[str, Any] = {
-            name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")
-        }
+        settings: dict[str, Any] = {name: getattr(defaults, name) for name in DEFAULTS}
         settings |= {name: value for name in SAME_NAME if (value := getattr(self, name)) is not None}
         if settings["top_k"] == -1:
             settings["top_k"] = 0  # as vLLM and SGLang write "all"

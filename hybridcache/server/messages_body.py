@@ -206,6 +206,8 @@ class MessagesBody(CountBody):
             "temperature": defaults.temperature if self.temperature is None else self.temperature,
             "top_p": defaults.top_p if self.top_p is None else self.top_p,
             "top_k": defaults.top_k if self.top_k is None else self.top_k,
+            "min_p": defaults.min_p,
+            "repetition_penalty": defaults.repetition_penalty,
             "stop": tuple(self.stop_sequences or ()),
             "shown_token_ids": shown_tokens(worker.codec, self.calls(worker.codec)),
         }
