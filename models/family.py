@@ -11,6 +11,10 @@ from hybridcache.models.options import number
 from hybridcache.models.residual import LAYER, NORM, ResidualPlan
 
 
+CONV_WIDTHS = ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim")
+"""Fields with the tokens that a convolution sees. Of one it would have no state, which the layers expect."""
+
+
 class Site(NamedTuple):
     """Where a layer stands in its model."""
 
@@ -125,6 +129,8 @@ class Family:
         for name, allowed in {"quantization_config": (), **self.required}.items():
             if config.has(name) and config.fields[name] not in allowed:
                 raise config.error(name, " or ".join(repr(value) for value in allowed) or "absent")
+        for name in CONV_WIDTHS:
+            config.integer(name, 2, at_least=2)
 
     def factor(self, config: HfConfig, name: str | None) -> float:
         """The number in field `name`; 1 where the family or the config has none."""

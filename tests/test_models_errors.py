@@ -109,6 +109,9 @@ def test_long_lists_of_weights_are_cut(folder: Folder) -> None:
         ("nemotron_h", {"mlp_bias": True}, ("mlp_bias", "True")),
         ("nemotron_h", {"residual_in_fp32": True}, ("residual_in_fp32", "True")),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, ("mamba_hidden_act", "'gelu'")),
+        ("mamba2", {"conv_kernel": 1}, ("conv_kernel", "1", "at least 2")),
+        ("bamba", {"mamba_d_conv": 1}, ("mamba_d_conv", "1", "at least 2")),
+        ("qwen3_next", {"linear_conv_kernel_dim": 1}, ("linear_conv_kernel_dim", "1", "at least 2")),
         ("mamba2", {"vocab_size": 77}, ("misshaped", "backbone.embeddings.weight", "[77, 64]")),
     ],
 )
