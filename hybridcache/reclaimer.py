@@ -250,4 +250,5 @@ def checked_ttl(ttl_seconds: float | None) -> float:
         return FOREVER
     if not ttl_seconds > 0:
         raise ValueError(f"ttl_seconds={ttl_seconds!r}: give seconds above 0, or None for no expiry")
-    return ttl_seconds
+    # No float can be made of a whole number that is much larger.
+    return ttl_seconds if ttl_seconds < 1e300 else FOREVER

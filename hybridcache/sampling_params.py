@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from sys import float_info
 from typing import Self
 
 MOST_LOGPROBS = 20
@@ -139,6 +139,7 @@ class SamplingParams:
     @staticmethod
     def _number(name: str, value: object, least: float, most: float) -> None:
         bound = f"at least {least}" if most == float("inf") else f"from {least} to {most}"
-        number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-        if not number or not least <= value <= most:  # type: ignore[operator]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        # No float can be made of a whole number beyond the largest one.
+        if not number or not least <= value <= min(most, float_info.max):  # type: ignore[operator]
             raise ValueError(f"{name}={value!r}: give a number, {bound}")

@@ -6,9 +6,9 @@ from threading import Lock
 
 from hybridcache.explainer import Explainer
 from hybridcache.explanation import Explanation, TemplateTotals
-from hybridcache.node import FOREVER
 from hybridcache.prefix_cache import PrefixMatch
 from hybridcache.prompt_log import MOST_PROMPTS, MOST_TOKENS, PromptRecord
+from hybridcache.reclaimer import checked_ttl
 from hybridcache.request import Request
 
 
@@ -80,7 +80,7 @@ class Traffic:
             *match,
             lost,
             looked_at,
-            ended_at + (FOREVER if ttl is None else ttl),
+            ended_at + checked_ttl(ttl),
         )
 
     def _take_in(self) -> None:

@@ -114,8 +114,8 @@ class Worker:
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, threads=threads,
             ttl_seconds=ttl_seconds, kv_fraction=kv_fraction,
         )  # fmt: skip
-        if not 0 < budget_gb < float("inf"):
-            raise ValueError(f"budget_gb={budget_gb!r}: give the gigabytes (1e9 bytes) of the cache, above 0")
+        if not 0 < budget_gb <= 1e9:
+            raise ValueError(f"budget_gb={budget_gb!r}: give the cache's gigabytes, above 0 and at most 1e9")
         check_flags(cache=cache, debug_poison=debug_poison)
         if max_num_seqs is None:
             max_num_seqs = min(256, max(max_num_batched_tokens, 1))

@@ -10,6 +10,7 @@ from hybridcache.sampling_params import MOST_LOGPROBS, MOST_SAMPLES, SamplingPar
 BAD = [
     ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", True),
     ("temperature", -0.1), ("temperature", nan), ("temperature", inf), ("temperature", "hot"),
+    ("temperature", 10**400),
     ("top_k", -1), ("top_k", 2.0),
     ("top_p", 0.0), ("top_p", 1.1), ("top_p", nan),
     ("min_p", -0.1), ("min_p", 1.1),

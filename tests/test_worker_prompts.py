@@ -132,6 +132,11 @@ def test_a_requests_own_time_to_live(make_worker: MakeWorker) -> None:
     for bad in (0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="ttl_seconds"):
             worker.submit(tokens(5), GREEDY, ttl_seconds=bad)
+    # Beyond any float, and for ever.
+    for cached in (0, 39):
+        found = worker.submit(tokens(40, 7), GREEDY, ttl_seconds=10**400).result(60)
+        assert found.num_cached_tokens == cached
+    assert worker.explain(tokens(40, 7)).num_cached_tokens == 39
 
 
 def test_a_full_queue_refuses_all_or_none(make_worker: MakeWorker) -> None:

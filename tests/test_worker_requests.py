@@ -87,6 +87,7 @@ def test_bad_salts(worker: Worker, salt: object) -> None:
         ({"model": "huge"}, "neither a folder nor a preset; the presets are tiny"),
         ({"budget_gb": 0}, "budget_gb=0"),
         ({"budget_gb": float("inf")}, "budget_gb=inf"),
+        ({"budget_gb": 10**400}, "budget_gb=1000"),
         ({"budget_gb": 1e-6}, "one request of one token takes"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"eviction": "random"}, "eviction='random'"),
