@@ -10,7 +10,7 @@ Decode = Callable[[Sequence[int]], str]
 """Text of token ids."""
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder gives for bytes that are no character (yet)."""
+"""What a decoder gives for bytes that are no character (yet): one for them together, or one for each."""
 _LONG_WINDOW = 16
 """Tokens without a clean end of a character after which the window is shortened."""
 _LONGEST_CHARACTER = 4
@@ -31,7 +31,7 @@ class TextStream(Reader):
     """
 
     __slots__ = ("stopped_at", "_decode", "_stops", "_min_tokens", "_tokens", "_ends", "_text",
-                 "_start", "_shown", "_given", "_closed")  # fmt: skip
+                 "_start", "_head", "_given", "_closed")  # fmt: skip
 
     def __init__(self, decode: Decode, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         """``stop`` ends the answer where the earliest of them begins, once there are ``min_tokens``."""
@@ -42,13 +42,13 @@ class TextStream(Reader):
         self._min_tokens = min_tokens
         self._tokens: list[int] = []
         self._ends: list[int] = []
-        """Characters settled once each token's text is complete; for the settled tokens."""
+        """Characters settled once each token's text is complete; for the tokens of complete characters."""
         self._text = ""
         """Settled text; after a stop text has been found, what comes before it."""
         self._start = 0
         """First token of the window."""
-        self._shown = 0
-        """Characters of the window's text that are settled."""
+        self._head = ""
+        """Text of the window's tokens that `_ends` has."""
         self._given = 0
         """Characters that the client may have."""
         self._closed = False
@@ -64,14 +64,9 @@ class TextStream(Reader):
     def read(self, token: int) -> bool:
         assert not self._closed, "the answer has ended"
         self._tokens.append(token)
-        decoded = self._decode(self._tokens[self._start :])
-        whole = not decoded.endswith(_INCOMPLETE)
         before = len(self._text)
-        self._settle(decoded, len(decoded) if whole else len(decoded) - 1, whole=whole)
-        if whole:
-            self._move(len(self._tokens) - 1)
-        elif len(self._tokens) - self._start > _LONG_WINDOW:
-            self._shorten(decoded)
+        while not self._settle() and self._give_up():
+            pass
         found = self._stops.read(self._text[before:])
         if found is not None and len(self._tokens) >= self._min_tokens:
             self.stopped_at = found.stop
@@ -84,27 +79,62 @@ class TextStream(Reader):
     def close(self) -> None:
         """The answer has ended: nothing more can complete what was held back."""
         if not self._closed and self.stopped_at is None:
-            decoded = self._decode(self._tokens[self._start :]) if self._tokens else ""
-            self._settle(decoded, len(decoded), whole=True)
+            if len(self._ends) < len(self._tokens):
+                self._add(self._new(), len(self._tokens))
             self._given = len(self._text)
         self._closed = True
 
-    def _settle(self, decoded: str, upto: int, *, whole: bool) -> None:
-        """The window's text up to ``upto`` characters will not change; ``whole``: no token is left over."""
-        self._text += decoded[self._shown : upto]
-        self._shown = max(self._shown, upto)
-        if whole:
-            self._ends += [len(self._text)] * (len(self._tokens) - len(self._ends))
+    def _settle(self) -> bool:
+        """Settle what cannot change any more; whether that is the text of all tokens."""
+        new = self._new()
+        if new.endswith(_INCOMPLETE):
+            self._add(new.rstrip(_INCOMPLETE), len(self._ends))
+            return False
+        self._add(new, len(self._tokens))
+        self._move()
+        return True
 
-    def _move(self, start: int) -> None:
-        self._start = start
-        self._shown = len(self._decode(self._tokens[start:]))
+    def _new(self) -> str:
+        """Text of the tokens that `_ends` lacks."""
+        decoded = self._decode(self._tokens[self._start :])
+        if decoded.startswith(self._head):
+            return decoded[len(self._head) :]
+        # Where bytes are tokens (byte fallback), one that is no text spoils the whole run that it is in.
+        self._start, self._head = len(self._ends), ""
+        return self._decode(self._tokens[self._start :])
 
-    def _shorten(self, decoded: str) -> None:
-        """Move the window on within bytes that are no text, where that changes nothing."""
-        middle = len(self._tokens) - _LONGEST_CHARACTER
-        head, tail = self._decode(self._tokens[self._start : middle]), self._decode(self._tokens[middle:])
-        if head + tail == decoded:
-            settled = middle - len(self._ends)
-            self._ends += [len(self._text) - max(self._shown - len(head), 0)] * max(settled, 0)
-            self._start, self._shown = middle, max(self._shown - len(head), 0)
+    def _add(self, new: str, num_tokens: int) -> None:
+        """``new``, of tokens that `_ends` lacks, will not change; the first ``num_tokens`` are complete."""
+        complete = self._ends[-1] if self._ends else 0
+        self._text += new[len(self._text) - complete :]
+        self._ends += [complete + len(new)] * (num_tokens - len(self._ends))
+
+    def _move(self) -> None:
+        """Start the window at the last tokens that have a text by themselves."""
+        for size in range(1, min(_LONGEST_CHARACTER, len(self._tokens)) + 1):
+            head = self._decode(self._tokens[-size:])
+            if head and _INCOMPLETE not in head:
+                break
+        else:
+            size = len(self._tokens) - self._start
+            if size > _LONG_WINDOW:
+                size = 1
+            head = self._decode(self._tokens[-size:])
+        self._start, self._head = len(self._tokens) - size, head
+
+    def _give_up(self) -> bool:
+        """Settle the first tokens that `_ends` lacks if they begin no character, with so many behind them.
+
+        Whether there were such.
+        """
+        tokens = self._tokens[len(self._ends) :]
+        if len(tokens) < _LONGEST_CHARACTER:
+            return False
+        text = self._decode(tokens)
+        for size in range(1, len(tokens)):
+            first, rest = self._decode(tokens[:size]), self._decode(tokens[size:])
+            if first + rest == text or _INCOMPLETE not in rest:
+                self._add(first, len(self._ends) + size)
+                self._start, self._head = len(self._ends), ""
+                return True
+        return False

@@ -8,10 +8,14 @@ from typing import Any
 import openai
 import pytest
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from hybridcache.server.logprobs import TextOffsets
+from hybridcache.text_codec import TextCodec
+from hybridcache.text_stream import TextStream
 from tests.server_setup import MakeServer, make_server
 from tests.test_server_openai import EXTRA, TEXT, Client, client_of
+from tests.test_text_stream import byte_fallback
 from tests.worker_setup import MakeWorker, make_worker
 
 __all__ = ["make_server", "make_worker"]
@@ -100,7 +104,25 @@ def test_offsets_are_those_of_the_text(client: Client) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [2, 3, 4], list(range(1, 40))])
-def test_offsets_of_tokens_that_come_in_parts(make_worker: MakeWorker, cuts: list[int]) -> None:
+def test_offsets_of_bytes_that_are_tokens(cuts: list[int]) -> None:
+    tokenizer = byte_fallback()
+    codec = TextCodec(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    text = "a 😀😀 é日本語語 b\n\n👩‍👩‍👧 ab"
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    places, found, stream, right = TextOffsets(codec), [], TextStream(tokenizer.decode), []
+    for token in tokens:
+        right.append(len(stream.text()))
+        stream.read(token)
+    assert stream.text() == text and len(set(right)) < len(tokens)
+    # A part has whole characters: the tokens that have been given.
+    wholes = [index for index, place in enumerate(right) if index in cuts and place != right[index - 1]]
+    for start, stop in pairwise([0, *wholes, len(tokens)]):
+        found += places.place(tokens[start:stop])
+    assert found == right
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2, 3, 4], list(range(1, 40))])
+def test_offsets_of_tokens_tokens_that_come_in_parts(make_worker: MakeWorker, cuts: list[int]) -> None:
     codec = make_worker().codec
     text = "a 😀😀 é日本 b\n\nword 👩‍👩‍👧 z"
     tokens = codec.encode(text)

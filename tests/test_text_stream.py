@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from hybridcache.models.chat_tokens import TOKENIZER_FOLDER
 from hybridcache.stop_texts import StopTexts
@@ -20,6 +21,22 @@ def decode(token_ids: Sequence[int]) -> str:
 def decode_words(token_ids: Sequence[int]) -> str:
     """As tokenizers that mark the beginnings of words do: the first one's space goes."""
     return "".join((" one", " two", "ly", " £")[token] for token in token_ids).removeprefix(" ")
+
+
+def byte_fallback() -> Tokenizer:
+    """As Llama's, Mistral's and Jamba's: what has no token of its own is written in bytes, a token each.
+
+    A byte that is no text makes its decoder give up the whole run of bytes that it is in.
+    """
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdé日.", "▁a", "ab"]
+    vocab = {word: index for index, word in enumerate(words)}
+    found = Tokenizer(models.BPE(vocab, [("▁", "a"), ("a", "b")], unk_token="<unk>", byte_fallback=True))
+    found.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    found.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    found.add_special_tokens(["<s>", "</s>"])
+    return found
 
 
 def read(stream: TextStream, token_ids: Sequence[int]) -> list[str]:
@@ -100,9 +117,54 @@ def test_what_was_given_is_never_taken_back(token_ids: list[int]) -> None:
         assert decode(token_ids[: stream.num_given]) == stream.text()
 
 
-def test_the_real_tokenizer() -> None:
-    from tokenizers import Tokenizer
+@given(
+    st.text("ab é日本語🎉👩\u200d\n\x00", max_size=20),
+    st.lists(st.text("a本🎉\n", min_size=1, max_size=2), max_size=2),
+)
+@settings(max_examples=150, deadline=None)
+def test_bytes_that_are_tokens_become_characters(text: str, stops: list[str]) -> None:
+    tokenizer = byte_fallback()
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(tokens) == text
+    stream = TextStream(tokenizer.decode)
+    had = read(stream, tokens)
+    assert had[-1] == text and stream.num_given == len(tokens)
+    assert all(text.startswith(each) for each in had)
+    cut = read(TextStream(tokenizer.decode, stops), tokens)[-1]
+    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
+    if ends:
+        shortest = text[: min(ends)]
+        assert cut == shortest[: min(shortest.index(stop) for stop in stops if stop in shortest)]
+    else:
+        assert cut == text
 
+
+@given(st.lists(st.integers(3, 258), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_bytes_that_are_no_text_end(token_ids: list[int]) -> None:
+    """What they are is told soon, and never changes."""
+    decode = byte_fallback().decode
+    stream, had = TextStream(decode), [""]
+    for number, token in enumerate(token_ids, 1):
+        stream.read(token)
+        had.append(stream.text())
+        assert had[-1].startswith(had[-2]) and stream.num_given >= number - 3
+    stream.close()
+    assert stream.text().startswith(had[-1]) and stream.num_given == len(token_ids)
+    assert "\N{REPLACEMENT CHARACTER}" in (decoded := decode(token_ids)) or stream.text() == decoded
+
+
+def test_a_character_that_runs_into_the_next_is_told_once() -> None:
+    """The last token ends a character and begins another; no part of it is given up before it is whole."""
+    pieces = (b"\xf1", b"\x97", b"\xb4", b"\x8e\x89", b"\x18", b"i")
+
+    def decode_pieces(token_ids: Sequence[int]) -> str:
+        return b"".join(pieces[token] for token in token_ids).decode("utf-8", "replace")
+
+    assert read(TextStream(decode_pieces), range(6))[-1] == decode_pieces(range(6))
+
+
+def test_the_real_tokenizer() -> None:
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FOLDER / "tokenizer.json"))
     for text in ("naïve café 日本語 🙂🙂 fine", "a\n\n  b\t", "<|user|>hi<|end|>there"):
         tokens = tokenizer.encode(text, add_special_tokens=False).ids

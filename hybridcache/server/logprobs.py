@@ -25,26 +25,42 @@ class TextOffsets:
         self._codec = codec
         self._read: list[int] = []
         """The latest tokens that end with a whole character."""
+        self._head = ""
+        """Their text."""
         self._open: list[int] = []
         """Those since."""
         self._text = ""
-        """Of all these, and where it begins."""
+        """Theirs."""
         self._start = 0
+        """Where that begins."""
 
     def place(self, token_ids: Sequence[int], *, special: bool = False) -> list[int]:
         """The first character of each; ``special``: of a text that special tokens are part of."""
-        offsets = []
+        offsets: list[int] = []
         for token in token_ids:
             self._open.append(token)
-            before, text = self._text, self._codec.text([*self._read, *self._open], special=special)
+            before, text = self._text, self._opened(special)
             goes_on = len(text) > len(before) and text.startswith(before)
             offsets.append(self._start + len(before if goes_on else before.rstrip(INCOMPLETE)))
             self._text = text
-            if not text.endswith(INCOMPLETE) or len(self._open) == MOST_BYTES:
+            whole = not text.endswith(INCOMPLETE)
+            if whole or len(self._open) == MOST_BYTES:
+                # Bytes that are tokens (byte fallback) look like as many characters before they are one.
+                last = self._start + max(len(text) - 1, 0) if whole else offsets[-1]
+                first = max(len(offsets) - len(self._open), 0)
+                offsets[first:] = [min(offset, last) for offset in offsets[first:]]
+                self._start += len(text)
                 self._read, self._open = self._open, []
-                self._text = self._codec.text(self._read, special=special)
-                self._start += len(text) - len(self._text)
+                self._head, self._text = self._codec.text(self._read, special=special), ""
         return offsets
+
+    def _opened(self, special: bool) -> str:
+        """Text of the open tokens."""
+        text = self._codec.text([*self._read, *self._open], special=special)
+        if text.startswith(self._head):
+            return text[len(self._head) :]
+        # With byte fallback, one byte that is no text (yet) spoils those before it.
+        return self._codec.text(self._open, special=special)
 
 
 def completion_logprobs(
