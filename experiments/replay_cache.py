@@ -69,11 +69,10 @@ def replay_cache(
         while (start := lease.num_computed) < num_prompt:
             stop = start + step
             if whole:
-                # The prompt's blocks are there: only the steps that take a checkpoint change anything else.
-                first = lease.planned[0] if lease.planned else num_prompt
-                if first > start + step:
-                    cache.restored(lease)
-                stop = start + -(-(first - start) // step) * step
+                # The prompt's blocks are there: only steps that take a checkpoint allocate anything. What is
+                # computed before such a step is in the tree by then, which counts for what is evicted.
+                first = lease.planned[0] if lease.planned else num_prompt + step
+                stop = max(stop, start + (first - start - 1) // step * step)
             _compute(cache, lease, tokens, min(stop, num_prompt), now)
             step = step_tokens
         end = num_prompt + max(num_output, 1) - 1

@@ -121,6 +121,10 @@ CASES = [
     ("rag", 25, 0.8, "age_density", "branch_final_prompt", {"memory": "split"}, 300),
     ("few_shot", 40, 0.4, "gdsf", "final_only", {}, 2_048),
     ("scan", 25, 0.6, "block_lru", "branch_and_final", {}, 300),
+    # Prompts of many steps before the next checkpoint.
+    ("agent", 60, 0.4, "reuse_rate", "all_blocks", {"block_size": 512}, 256),
+    ("edited_agent", 50, 0.4, "marconi", "branch_and_final", {"block_size": 257}, 100),
+    ("edited_agent", 50, 1.0, "reuse_rate", "branch_final_prompt", {"block_size": 200}, 64),
 ]
 
 
