@@ -10,7 +10,6 @@ from hybridcache.models.layer import LayerPlan
 from hybridcache.models.options import number
 from hybridcache.models.residual import LAYER, NORM, ResidualPlan
 
-
 CONV_WIDTHS = ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim")
 """Fields with the tokens that a convolution sees. Of one it would have no state, which the layers expect."""
 
