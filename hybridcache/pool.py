@@ -16,7 +16,7 @@ class MemoryBudget:
     """Bytes that KV blocks and state slots may hold together, or each with a share of its own.
 
     ``unified``: both pools draw on ``budget_bytes``. ``split``: blocks may hold at most
-    ``kv_fraction * budget_bytes`` and slots the rest.
+    ``kv_fraction * budget_bytes``, to the nearest byte, and slots the rest.
     """
 
     __slots__ = ("budget_bytes", "memory", "limits", "used", "used_bytes", "peak_bytes")
@@ -31,7 +31,8 @@ class MemoryBudget:
         self.budget_bytes = budget_bytes
         self.memory = memory
         shared = memory == "unified" or budget_bytes == float("inf")
-        kv_limit = budget_bytes if shared else budget_bytes * kv_fraction
+        # Whole bytes: a share that was worked out from a number of blocks gives that many, not one fewer.
+        kv_limit = budget_bytes if shared else min(round(budget_bytes * kv_fraction), budget_bytes)
         state_limit = budget_bytes if shared else budget_bytes - kv_limit
         self.limits: dict[str, float] = {"kv": kv_limit, "state": state_limit}
         """Bytes that each pool may hold at most."""

@@ -159,3 +159,24 @@ def test_check_finds_a_wrong_count(budget: MemoryBudget) -> None:
     budget.used["kv"] -= 8
     with pytest.raises(AssertionError, match="bytes"):
         pool.check(ids(1, 1))
+
+
+def test_a_share_worked_out_from_ids_is_that_of_these_ids() -> None:
+    """Also where the fraction is a float a little too small, and worked out again from the limit."""
+    for blocks in range(200):
+        for slots in range(1, 40):
+            kv, state = blocks * 16 * 65_536, slots * 26_787_840
+            fraction = kv / (kv + state)
+            for _ in range(2):
+                limits = MemoryBudget(kv + state, "split", fraction).limits
+                assert limits == {"kv": kv, "state": state}
+                fraction = limits["kv"] / (kv + state)
+
+
+@pytest.mark.parametrize("budget_bytes", [0, 0.4, 100.7, 2**63 - 1, 2**63, INFINITE])
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+def test_shares_are_parts_of_the_budget(budget_bytes: float, fraction: float) -> None:
+    limits = MemoryBudget(budget_bytes, "split", fraction).limits
+    assert all(0 <= limit <= budget_bytes for limit in limits.values())
+    if budget_bytes < INFINITE:
+        assert sum(limits.values()) == budget_bytes
