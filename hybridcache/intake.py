@@ -79,11 +79,13 @@ class Intake:
         if not params.ignore_eos:
             ends |= frozenset(self.end_token_ids)
         arrival = self._clock.now()
+        anew = isinstance(prompt, ChatPrompt) and not prompt.goes_on
+        before = None if anew else int(tokens[-1])
         answers = []
         for sample in range(params.n):
             request_id = next(self._ids)
             private = not self._cache or (params.prompt_logprobs is not None and sample == 0)
-            reader = None if self.codec is None else self._reader(self.codec, params)
+            reader = None if self.codec is None else self._reader(self.codec, params, before)
             request = Request(
                 request_id,
                 tokens,
@@ -160,8 +162,9 @@ class Intake:
         return self.codec
 
     @staticmethod
-    def _reader(codec: TextCodec, params: SamplingParams) -> TextStream:
-        return TextStream(codec.decoder(params.shown_token_ids), params.stop, params.min_tokens)
+    def _reader(codec: TextCodec, params: SamplingParams, before: int | None) -> TextStream:
+        decode = codec.decoder(params.shown_token_ids)
+        return TextStream(decode, params.stop, params.min_tokens, before=before)
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -20,9 +20,16 @@ class Stream:
     cancelled in it, aborts the request. Whatever the request failed with is raised.
     """
 
-    def __init__(self, request_id: str, abort: Callable[[], object], num_prompt_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        abort: Callable[[], object],
+        num_prompt_tokens: int = 0,
+        last_prompt_token: int | None = None,
+    ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
+        self.last_prompt_token = last_prompt_token
         self.num_cached_tokens = 0
         """Prompt tokens that were not computed; known once the first chunk is there."""
         self._abort = abort

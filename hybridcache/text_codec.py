@@ -39,6 +39,8 @@ class ChatPrompt:
     """Where chats to come may leave it, ascending: behind tools and system prompt, and at breakpoints."""
     breakpoints: Sequence[int] = ()
     """Those of them that the client named."""
+    goes_on: bool = False
+    """Whether the answer goes on from the last message, rather than being one."""
 
 
 class TextCodec:
@@ -142,8 +144,9 @@ class TextCodec:
         head = bisect_right(stops, outline.head_end(ends, tools=bool(template_settings.get("tools"))))
         hints = {*named, head} - {0, len(token_ids)}
         return ChatPrompt(
-            token_ids, sorted(set(at.values())), at[asked[-1]] if asked else None, sorted(hints), named
-        )
+            token_ids, sorted(set(at.values())), at[asked[-1]] if asked else None, sorted(hints), named,
+            continue_final,
+        )  # fmt: skip
 
     def _accepted(self, messages: Sequence[Message], /, **settings: object) -> tuple[Sequence[Message], str]:
         """The messages as the template takes them, and their text. Raises ValueError.

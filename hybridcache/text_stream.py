@@ -27,27 +27,38 @@ class TextStream(Reader):
 
     Held back is what may turn out to be the beginning of a stop text. A token is given once all of its text
     is. Only a window of the last tokens is decoded again; it starts where its text does not depend on what
-    comes before it.
+    comes before it. First that is the prompt's last token, where the answer goes on from the prompt's text:
+    tokenizers that mark the beginnings of words leave out the space before the first of the tokens they are
+    given, which would join two words.
     """
 
-    __slots__ = ("stopped_at", "_decode", "_stops", "_min_tokens", "_tokens", "_ends", "_text",
-                 "_start", "_head", "_given", "_closed")  # fmt: skip
+    __slots__ = ("stopped_at", "_decode", "_stops", "_min_tokens", "_tokens", "_before", "_ends",
+                 "_text", "_start", "_head", "_given", "_closed")  # fmt: skip
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
-        """``stop`` ends the answer where the earliest of them begins, once there are ``min_tokens``."""
+    def __init__(
+        self, decode: Decode, stop: Sequence[str] = (), min_tokens: int = 0, *, before: int | None = None
+    ) -> None:
+        """``stop`` ends the answer where the earliest of them begins, once there are ``min_tokens``.
+
+        ``before`` is the token that the answer goes on from; None: it begins anew.
+        """
         self.stopped_at: str | None = None
         """The stop text that was found."""
         self._decode = decode
         self._stops = StopTexts(stop)
         self._min_tokens = min_tokens
-        self._tokens: list[int] = []
-        self._ends: list[int] = []
+        head = "" if before is None else decode([before])
+        whole = head and _INCOMPLETE not in head
+        self._tokens: list[int] = [before] if before is not None and whole else []
+        self._before = len(self._tokens)
+        """Tokens that are not the answer's."""
+        self._ends: list[int] = [0] * self._before
         """Characters settled once each token's text is complete; for the tokens of complete characters."""
         self._text = ""
         """Settled text; after a stop text has been found, what comes before it."""
         self._start = 0
         """First token of the window."""
-        self._head = ""
+        self._head = head if whole else ""
         """Text of the window's tokens that `_ends` has."""
         self._given = 0
         """Characters that the client may have."""
@@ -59,7 +70,7 @@ class TextStream(Reader):
 
     @property
     def num_given(self) -> int:
-        return bisect_right(self._ends, self._given)
+        return bisect_right(self._ends, self._given) - self._before
 
     def read(self, token: int) -> bool:
         assert not self._closed, "the answer has ended"
@@ -68,7 +79,7 @@ class TextStream(Reader):
         while not self._settle() and self._give_up():
             pass
         found = self._stops.read(self._text[before:])
-        if found is not None and len(self._tokens) >= self._min_tokens:
+        if found is not None and len(self._tokens) - self._before >= self._min_tokens:
             self.stopped_at = found.stop
             self._text = self._text[: found.at]
             self._given, self._closed = found.at, True

@@ -379,7 +379,8 @@ class Worker:
             ttl_seconds=ttl_seconds,
         )
         name = request_id or uuid4().hex
-        stream = Stream(name, lambda: self._engine.abort(job), answers[0].request.num_prompt)
+        prompt_ids = answers[0].request.prompt
+        stream = Stream(name, lambda: self._engine.abort(job), len(prompt_ids), int(prompt_ids[-1]))
         jobs, traffic = self._jobs, self._traffic
 
         def ended() -> None:

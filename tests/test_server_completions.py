@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,6 +11,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from hybridcache.models.presets import preset_folder
+from hybridcache.sampler import Sampler
 from hybridcache.server.logprobs import TextOffsets
 from hybridcache.text_codec import TextCodec
 from hybridcache.text_stream import TextStream
@@ -101,6 +104,40 @@ def test_offsets_are_those_of_the_text(client: Client) -> None:
             characters += len(choice.text)
         assert told == plain.logprobs.text_offset
     assert held, "no part's text began elsewhere than its tokens"
+
+
+def test_the_space_between_prompt_and_answer_is_the_answers(
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tokenizer that leaves it out before the first of the tokens that it is given."""
+    for file in preset_folder("tiny").iterdir():
+        if not file.name.startswith("tokenizer"):
+            (tmp_path / file.name).symlink_to(file)
+    tokenizer = byte_fallback()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    answer = [tokenizer.token_to_id(word) for word in ("▁a", "b", "▁a", ".")]
+    monkeypatch.setattr(Sampler, "next_token", lambda self, request, logits: answer[len(request.output)])
+    with client_of(make_server(model=tmp_path)) as client:
+        settings: Any = {"model": "tiny", "max_tokens": 4, "temperature": 1.0, "logprobs": 0}
+        for prompt in ("ab a", [tokenizer.token_to_id("▁a")]):
+            plain = client.completions.create(prompt=prompt, **settings).choices[0]
+            stream = client.completions.create(prompt=prompt, stream=True, **settings)
+            parts = [part.choices[0] for part in stream]
+            assert plain.text == "".join(part.text for part in parts) == " ab a."
+            assert plain.logprobs is not None and plain.logprobs.text_offset == [0, 2, 3, 5]
+            told = [part.logprobs.text_offset or [] for part in parts if part.logprobs is not None]
+            assert [*chain(*told)] == plain.logprobs.text_offset
+        echoed = client.completions.create(prompt="ab a", echo=True, **settings).choices[0]
+        assert echoed.text == "ab a ab a." and echoed.logprobs is not None
+        assert (echoed.logprobs.text_offset or [])[-4:] == [4, 6, 7, 9]
+        chat: Any = [{"role": "user", "content": "ab"}]
+        asked: Any = {"model": "tiny", "max_completion_tokens": 4, "temperature": 1.0}
+        begun = client.chat.completions.create(messages=chat, **asked)
+        assert begun.choices[0].message.content == "ab a."
+        chat.append({"role": "assistant", "content": "a"})
+        goes_on = {"continue_final_message": True}
+        gone_on = client.chat.completions.create(messages=chat, extra_body=goes_on, **asked)
+        assert gone_on.choices[0].message.content == " ab a."
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [2, 3, 4], list(range(1, 40))])

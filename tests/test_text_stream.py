@@ -164,6 +164,23 @@ def test_a_character_that_runs_into_the_next_is_told_once() -> None:
     assert read(TextStream(decode_pieces), range(6))[-1] == decode_pieces(range(6))
 
 
+def test_an_answer_goes_on_from_its_prompt() -> None:
+    """The space before the first word is part of the text, unless the answer begins anew."""
+    tokenizer = byte_fallback()
+    ids = tokenizer.get_vocab()
+    word, inner = [ids["▁a"], ids["b"]], [ids["ab"], ids["▁a"]]
+    for before in ("a", "▁a", "日", "<0x0A>"):
+        for tokens, text in ((word, " ab"), (inner, "ab a")):
+            stream = TextStream(tokenizer.decode, before=ids[before])
+            assert read(stream, tokens)[-1] == text and stream.num_given == 2
+    # Behind a special token, or within a character, it begins anew; as without a prompt.
+    for hidden in (ids["<s>"], ids["<0xE6>"], None):
+        stream = TextStream(tokenizer.decode, before=hidden)
+        assert read(stream, word)[-1] == "ab" and stream.num_given == 2
+    stream = TextStream(tokenizer.decode, [" a"], min_tokens=3, before=ids["a"])
+    assert read(stream, word * 2)[-1] == " ab" and stream.num_given == 2
+
+
 def test_the_real_tokenizer() -> None:
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FOLDER / "tokenizer.json"))
     for text in ("naïve café 日本語 🙂🙂 fine", "a\n\n  b\t", "<|user|>hi<|end|>there"):

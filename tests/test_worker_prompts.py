@@ -43,6 +43,7 @@ def test_tools_without_a_system_prompt_end_where_chats_differ(make_worker: MakeW
     assert other.hints == [head] and first.token_ids[:head] == other.token_ids[:head]
     assert first.token_ids[head] != other.token_ids[head]
     assert codec.chat([user("What?")]).hints == []
+    assert codec.chat([user("What?")], continue_final=True).goes_on and not other.goes_on
 
 
 def test_breakpoints_become_positions(make_worker: MakeWorker) -> None:

@@ -1,6 +1,6 @@
 """POST /v1/completions."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,8 @@ class CompletionReply(Reply):
         """Whether a prompt is echoed as the text that it was, which has no special tokens."""
         self._told: dict[int, TextOffsets] = {}
         """Of the tokens told in parts so far, by answer; text may come before or after its tokens."""
+        self._before: list[int | None] = []
+        """The last token of each prompt whose answers are streamed."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         if self._judges_only:
@@ -47,7 +49,7 @@ class CompletionReply(Reply):
             judged = output.prompt_logprobs if self._echo else None
             choices = [*(judged or ()), *(sample.logprobs or ())]
             asked = [*(output.prompt_token_ids if judged else ())]
-            places = TextOffsets(self._codec)
+            places = TextOffsets(self._codec, None if judged else int(output.prompt_token_ids[-1]))
             offsets = places.place(asked, special=not (self._texts and self._texts[prompt]))
             offsets += places.place(sample.token_ids)
             logprobs = completion_logprobs([*asked, *sample.token_ids], choices, self._codec, offsets)
@@ -59,12 +61,19 @@ class CompletionReply(Reply):
         text = self._echoed(part.prompt) + chunk.text if first else chunk.text
         if not text and not chunk.logprobs and chunk.finish_reason is None:
             return None
-        places = self._told.setdefault(part.choice, TextOffsets(self._codec))
+        if first:
+            self._told[part.choice] = TextOffsets(self._codec, self._before[part.prompt])
+        places = self._told[part.choice]
         logprobs = None
         if self._logprobs:
             offsets = places.place(chunk.token_ids)
             logprobs = completion_logprobs(chunk.token_ids, chunk.logprobs, self._codec, offsets)
         return {"text": text, "logprobs": logprobs}
+
+    async def events(self, answers: Answers) -> AsyncGenerator[str, None]:
+        self._before = [stream.last_prompt_token for stream in answers.streams]
+        async for event in super().events(answers):
+            yield event
 
     def _echoed(self, prompt: int) -> str:
         return self._echo[prompt] if self._echo else ""

@@ -21,11 +21,14 @@ class TextOffsets:
     others: so each is read together with those before it, since the last whole character.
     """
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, before: int | None = None) -> None:
+        """``before`` is the token that the text goes on from."""
+        head = "" if before is None else codec.text([before], special=False)
+        whole = head and INCOMPLETE not in head
         self._codec = codec
-        self._read: list[int] = []
+        self._read: list[int] = [before] if before is not None and whole else []
         """The latest tokens that end with a whole character."""
-        self._head = ""
+        self._head = head if whole else ""
         """Their text."""
         self._open: list[int] = []
         """Those since."""
