@@ -171,7 +171,7 @@ class Reclaimer:
         Raises ValueError for a time that is infinite or NaN.
         """
         store = self.store
-        if now < store.next_expiry:
+        if -FOREVER < now < store.next_expiry:
             return
         if not math.isfinite(now):
             raise ValueError(f"now={now}: give the time in seconds")

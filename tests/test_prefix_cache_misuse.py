@@ -44,7 +44,7 @@ def test_a_lease_of_another_cache(call: Callable[[Serving, Lease], Any]) -> None
     mine.check_idle()
 
 
-@pytest.mark.parametrize("now", [math.nan, math.inf])
+@pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("ttl_seconds", [None, 10.0])
 def test_a_time_that_is_none(now: float, ttl_seconds: float | None) -> None:
     serving = Serving(ttl_seconds=ttl_seconds)
