@@ -95,9 +95,16 @@ class TextCodec:
         return tokens
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself, special tokens included."""
+        """The text that each token adds to one before it, special tokens included.
+
+        By itself a token that begins a word may lack the space before it.
+        """
+        found = []
         with self._lock:
-            return [str(self._tokenizer.decode([token])) for token in token_ids]
+            for token in token_ids:
+                alone, twice = (str(self._tokenizer.decode([token] * count)) for count in (1, 2))
+                found.append(twice[len(alone) :] if twice.startswith(alone) else alone)
+        return found
 
     def text(self, token_ids: Sequence[int] | TokenIds, *, special: bool = True) -> str:
         """The text of tokens together, special tokens included unless ``special`` is false."""

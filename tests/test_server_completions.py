@@ -125,6 +125,7 @@ def test_the_space_between_prompt_and_answer_is_the_answers(
             parts = [part.choices[0] for part in stream]
             assert plain.text == "".join(part.text for part in parts) == " ab a."
             assert plain.logprobs is not None and plain.logprobs.text_offset == [0, 2, 3, 5]
+            assert plain.logprobs.tokens == [" a", "b", " a", "."]
             told = [part.logprobs.text_offset or [] for part in parts if part.logprobs is not None]
             assert [*chain(*told)] == plain.logprobs.text_offset
         echoed = client.completions.create(prompt="ab a", echo=True, **settings).choices[0]
