@@ -141,19 +141,29 @@ class TextCodec:
         check_unicode(text)
         with self._lock:
             encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        token_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
-        starts, stops = [start for start, _ in offsets], [stop for _, stop in offsets]
+        token_ids, offsets = list(encoded["input_ids"]), encoded.get("offset_mapping")
+        begun = ended = partial(self._num_tokens, text, token_ids)
+        if offsets is not None:
+            begun = partial(bisect_left, [start for start, _ in offsets])
+            ended = partial(bisect_right, [stop for _, stop in offsets])
         outline = ChatOutline(partial(self._render, **settings), messages, text)
         ends = outline.message_ends()
-        at = {count: bisect_left(starts, end) for count, end in ends.items()}
+        at = {count: begun(end) for count, end in ends.items()}
         asked = [count for count in ends if messages[count - 1].get("role") not in NO_QUESTION]
-        named = sorted({bisect_right(stops, end) for end in map(outline.position, breakpoints) if end})
-        head = bisect_right(stops, outline.head_end(ends, tools=bool(template_settings.get("tools"))))
+        named = sorted({ended(end) for end in map(outline.position, breakpoints) if end} - {0})
+        head = ended(outline.head_end(ends, tools=bool(template_settings.get("tools"))))
         hints = {*named, head} - {0, len(token_ids)}
-        return ChatPrompt(
-            token_ids, sorted(set(at.values())), at[asked[-1]] if asked else None, sorted(hints), named,
-            continue_final,
-        )  # fmt: skip
+        turn_end = at[asked[-1]] or None if asked else None
+        boundaries = sorted({*at.values()} - {0})
+        return ChatPrompt(token_ids, boundaries, turn_end, sorted(hints), named, continue_final)
+
+    def _num_tokens(self, text: str, token_ids: Sequence[int], end: int) -> int:
+        """Tokens of the first ``end`` characters of ``text``; 0 where these end within one of ``token_ids``.
+
+        For tokenizers in Python, which do not tell where their tokens are.
+        """
+        tokens = self.encode(text[:end], add_special_tokens=False)
+        return len(tokens) if tokens == token_ids[: len(tokens)] else 0
 
     def _accepted(self, messages: Sequence[Message], /, **settings: object) -> tuple[Sequence[Message], str]:
         """The messages as the template takes them, and their text. Raises ValueError.

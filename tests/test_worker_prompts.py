@@ -4,6 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 import pytest
+from transformers import ByT5Tokenizer
 
 from hybridcache.chat_outline import MOST_ENDS, Breakpoint
 from hybridcache.text_codec import ChatPrompt, TextCodec
@@ -44,6 +45,21 @@ def test_tools_without_a_system_prompt_end_where_chats_differ(make_worker: MakeW
     assert first.token_ids[head] != other.token_ids[head]
     assert codec.chat([user("What?")]).hints == []
     assert codec.chat([user("What?")], continue_final=True).goes_on and not other.goes_on
+
+
+def test_a_tokenizer_that_does_not_tell_where_its_tokens_are(make_worker: MakeWorker) -> None:
+    """Those that are written in Python."""
+    template = make_worker().codec.template
+    tokenizer = ByT5Tokenizer()
+    tokenizer.chat_template = template
+    codec = TextCodec(tokenizer)
+    chat = [SYSTEM, user("Où?"), {"role": "assistant", "content": "Là."}, user("Ah?")]
+    found = codec.chat(chat, breakpoints=[Breakpoint(1)])
+    texts = [codec.text(found.token_ids[:end]) for end in found.boundaries]
+    assert [text[-8:] for text in texts[::2]] == [".<|end|>"] * 2 and len(texts) == 4
+    assert found.turn_end == found.boundaries[3] and found.hints == found.boundaries[:2]
+    assert found.breakpoints == [found.boundaries[1]]
+    assert codec.chat(chat[:2]).turn_end == found.boundaries[1]
 
 
 def test_breakpoints_become_positions(make_worker: MakeWorker) -> None:
