@@ -148,7 +148,7 @@ class CheckpointTaker:
         most = max(self.store.budget.limits["state"] / 4 / self.store.slots.bytes_per_id, 2)
         if len(lease.interval_nodes) + len(positions) <= most:
             return positions
-        nodes = [node for node in lease.interval_nodes if node.slot is not None and not node.slot_pins]
+        nodes = self._still_there(lease.interval_nodes)
         ends = np.array([0, *(node.stop for node in nodes), *positions])
         kept = np.arange(1, len(ends))
         while len(kept) > most:
@@ -160,10 +160,20 @@ class CheckpointTaker:
         lease.interval_nodes = [node for node in nodes if node.slot is not None]
         return [int(ends[i]) for i in kept if i > len(nodes)]
 
+    def _still_there(self, nodes: list[Node]) -> list[Node]:
+        """Those of ``nodes`` whose INTERVAL checkpoint is there and not pinned, ascending, each once.
+
+        A node that has lost its checkpoint may have grown since, and have got the next one, or another
+        request's.
+        """
+        kind = self.store.table.kind
+        held = {node for node in nodes if node.slot is not None and kind[node.row] == INTERVAL}
+        return sorted((node for node in held if not node.slot_pins), key=lambda node: node.stop)
+
     def _drop_unused(self, nodes: list[Node]) -> None:
         """Give up the checkpoints of ``nodes`` that no request has resumed at, and forget them all."""
-        for node in nodes:
-            if node.slot is not None and not node.slot_pins and not self.store.table.hits[node.row]:
+        for node in self._still_there(nodes):
+            if not self.store.table.hits[node.row]:
                 self.store.drop_slot(node)
                 self.store.tidy(node)
         nodes.clear()

@@ -1,7 +1,7 @@
 """Bytes: budgets that only just fit, refusals, what is evicted, and that everything adds up."""
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -209,6 +209,25 @@ def test_one_request_does_not_take_the_whole_state_budget(memory: str) -> None:
     gaps = [b - a for a, b in pairwise(positions)]
     assert max(gaps) <= 8 * 120 / len(positions), "those that stay are spread"
     assert sum(hit(driver, *other[:n], 9) == n for n in range(1, 9)) == kept, "the others' are not touched"
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_node_that_lost_its_checkpoint_and_grew_counts_once(slots: int) -> None:
+    """The first checkpoint of a request goes for its second, at the same node, which is longer by then."""
+    budget = slots * STATE_BYTES + 20 * BLOCK_BYTES
+    for steps in product((1, 2, 5), repeat=4):
+        driver = make(
+            budget, admission="every_n", n=1, memory="split", kv_fraction=20 * BLOCK_BYTES / budget
+        )
+        request = driver.submit(range(24), max_tokens=8)
+        assert request.lease is not None
+        for step in steps:
+            assert driver.step(request, driver.next_tokens(request, step, stop_at_plan=False), emit=True)
+            if request.lease.emits:
+                driver.commit(request)
+            driver.check()
+        driver.run(request)
+        driver.check()
 
 
 def test_a_block_at_a_time() -> None:
