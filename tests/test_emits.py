@@ -11,6 +11,7 @@ from hybridcache.lease import Lease, Wait
 from hybridcache.mamba_layer import Mamba1
 from hybridcache.namespace import Namespace
 from hybridcache.policies.build import build_admission, build_eviction
+from hybridcache.policies.columns import BRANCH
 from hybridcache.pool import BlockPool, MemoryBudget
 from hybridcache.prefix_cache import PrefixCache
 from hybridcache.spec import ModelSpec
@@ -184,6 +185,20 @@ def test_they_are_spread_over_the_path_however_it_is_cut(step: int) -> None:
     stops = sorted(node.stop for node in lease.interval_nodes if node.slot is not None)
     assert len(stops) == 40 and stops[-1] == 400
     assert max(np.diff([0, *stops])) <= 40
+
+
+def test_what_became_another_requests_checkpoint_is_not_thinned() -> None:
+    """A node that lost its interval checkpoint may hold a branch point by now: not the request's to give."""
+    cache = cache_of(n=1, budget_bytes=40 * BLOCK_BYTES)
+    tokens = text(400)
+    lease = leased(cache, tokens)
+    compute(cache, lease, tokens[:50])
+    others = [node for node in lease.interval_nodes if node.slot is not None][10:20]
+    for node in others:
+        cache.store.table.kind[node.row] = BRANCH
+    for start in range(50, 400, 50):
+        compute(cache, lease, tokens[start : start + 50])
+    assert [node.slot is not None for node in others] == [True] * 10
 
 
 @pytest.mark.parametrize("end", ["drop", "finish", "flush"])
